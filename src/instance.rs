@@ -1,0 +1,97 @@
+//! The words that discovery, the client and the server half share.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+/// Where an instance listens: its identity for everything that this crate
+/// keeps about it (connections, ejection, status).
+///
+/// Two catalog entries with the same address and port are one instance,
+/// whatever their service ids say: there is one process to connect to.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InstanceId(Arc<str>);
+
+impl InstanceId {
+    /// The id of whatever listens on `host` and `port`. `host` is an IPv4 or
+    /// bare IPv6 address or a host name; IPv6 literals get their brackets here.
+    pub fn new(host: &str, port: u16) -> Self {
+        if host.contains(':') {
+            Self(format!("[{host}]:{port}").into())
+        } else {
+            Self(format!("{host}:{port}").into())
+        }
+    }
+
+    /// `host:port`, with brackets around an IPv6 literal: usable as the
+    /// authority of a URI.
+    pub fn authority(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One running copy of a service, as the registry describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Instance {
+    /// Address and port to connect to.
+    pub id: InstanceId,
+    /// The id under which it is registered, for example `counter-1`. What logs,
+    /// events and [`Status`](crate::client::Status) call it.
+    pub name: String,
+    /// The datacenter it is registered in.
+    pub datacenter: String,
+    /// The node it runs on, as the registry calls it.
+    pub node: String,
+    /// Tags, in the registry's order, without empty ones and repetitions.
+    pub tags: Vec<String>,
+    /// Service metadata.
+    pub meta: BTreeMap<String, String>,
+    /// Its share of the calls among its peers; 1 unless the registry says otherwise.
+    pub weight: u32,
+    /// True where a check is in the warning state. Such instances are in a
+    /// snapshot only when asked for.
+    pub warning: bool,
+}
+
+impl Instance {
+    /// An instance with no tags, no metadata and weight 1. `host` as in
+    /// [`InstanceId::new`].
+    pub fn new(name: impl Into<String>, host: &str, port: u16, datacenter: impl Into<String>) -> Self {
+        Self {
+            id: InstanceId::new(host, port),
+            name: name.into(),
+            datacenter: datacenter.into(),
+            node: String::new(),
+            tags: Vec::new(),
+            meta: BTreeMap::new(),
+            weight: 1,
+            warning: false,
+        }
+    }
+}
+
+/// `name@datacenter`.
+impl fmt::Display for Instance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.name, self.datacenter)
+    }
+}
+
+/// The instances of one service in one datacenter, as the registry gave them
+/// in one answer: usable ones only, one entry an address, in the registry's order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The instances.
+    pub instances: Vec<Arc<Instance>>,
+}
