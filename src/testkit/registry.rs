@@ -1,0 +1,121 @@
+//! Plain HTTP to one agent, real or embedded.
+
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
+use http::{Method, Request};
+use http_body_util::{BodyExt, Full};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+
+use super::answer::{Answer, RequestError};
+
+/// How long a request may take that does not block on purpose. Our choice:
+/// longer than the 7 s a leaderless Consul needs to say so.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Speaks to the agent at one address. Every request has its own connection, so
+/// that an agent's death between two of them is not felt by the second.
+#[derive(Clone)]
+pub struct Registry {
+    client: Client<HttpConnector, Full<Bytes>>,
+    url: String,
+    token: Option<String>,
+}
+
+/// Speaks to the agent at `url`, for example `http://127.0.0.1:8500`.
+pub fn registry(url: impl Into<String>) -> Registry {
+    Registry::new(url)
+}
+
+// === impl Registry ===
+
+impl Registry {
+    /// Speaks to the agent at `url`, for example `http://127.0.0.1:8500`.
+    /// Connects to nothing yet.
+    pub fn new(url: impl Into<String>) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(PATIENCE));
+        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
+        Self { client, url: url.into().trim_end_matches('/').to_owned(), token: None }
+    }
+
+    /// Sends this ACL token with every request. Default: none.
+    #[must_use]
+    pub fn token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(token.into());
+        self
+    }
+
+    /// The agent's address.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// `GET`s `path` (with its query, for example `/v1/status/leader`) and gives
+    /// the answer whatever its status. Waits 10 s at most.
+    ///
+    /// # Errors
+    /// Where no whole answer comes.
+    pub async fn get(&self, path: &str) -> Result<Answer, RequestError> {
+        self.send(Method::GET, path, Bytes::new(), PATIENCE).await
+    }
+
+    /// As [`get`](Self::get), waiting up to `patience`: for blocking queries.
+    ///
+    /// # Errors
+    /// Where no whole answer comes.
+    pub async fn get_within(&self, path: &str, patience: Duration) -> Result<Answer, RequestError> {
+        self.send(Method::GET, path, Bytes::new(), patience).await
+    }
+
+    /// `PUT`s `body` to `path` and gives the answer whatever its status. Waits
+    /// 10 s at most.
+    ///
+    /// # Errors
+    /// Where no whole answer comes.
+    pub async fn put(&self, path: &str, body: impl Into<Bytes>) -> Result<Answer, RequestError> {
+        self.send(Method::PUT, path, body.into(), PATIENCE).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        patience: Duration,
+    ) -> Result<Answer, RequestError> {
+        let url = format!("{}{path}", self.url);
+        let mut request = Request::builder().method(method).uri(&url);
+        if let Some(token) = &self.token {
+            request = request.header("x-consul-token", token);
+        }
+        let request = match request.body(Full::new(body)) {
+            Ok(request) => request,
+            Err(source) => return Err(RequestError::Address { url, source }),
+        };
+        let exchange = async {
+            let (head, body) = self.client.request(request).await?.into_parts();
+            let body = body.collect().await?.to_bytes();
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(Answer {
+                status: head.status,
+                headers: head.headers,
+                body,
+            })
+        };
+        match tokio::time::timeout(patience, exchange).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(source)) => Err(RequestError::Unreachable { url, source }),
+            Err(_) => Err(RequestError::TimedOut { url, waited: patience }),
+        }
+    }
+}
+
+/// Without the token.
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry").field("url", &self.url).finish_non_exhaustive()
+    }
+}
