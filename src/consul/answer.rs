@@ -1,0 +1,67 @@
+//! What came back.
+
+use std::{fmt, time::Duration};
+
+use crate::instance::Snapshot;
+
+/// The registry's answer to a [`HealthQuery`](super::HealthQuery).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HealthAnswer {
+    /// The usable instances.
+    pub snapshot: Snapshot,
+    /// `X-Consul-Index`, at least 1: what to wait beyond next.
+    pub index: Option<u64>,
+    /// Whether the server that answered knows a leader.
+    pub known_leader: Option<bool>,
+    /// How long ago that server last heard from the leader.
+    pub last_contact: Option<Duration>,
+    /// True where the token hides a part of the answer. Consul before 1.11 never
+    /// says so: there, an empty answer may be a refused one.
+    pub filtered_by_acl: bool,
+    /// The entries that describe nothing to connect to.
+    pub skipped: Vec<SkippedEntry>,
+}
+
+/// An entry of an answer that was left out although its checks allow it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct SkippedEntry {
+    /// Its service id; empty where it has none.
+    pub id: String,
+    /// Its node; empty where it has none.
+    pub node: String,
+    /// Why it was left out.
+    pub reason: SkipReason,
+}
+
+/// Why an entry was left out.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum SkipReason {
+    /// Its port is none that TCP has, or 0.
+    Port(i64),
+    /// Neither the service nor its node has an address.
+    NoAddress,
+    /// Its address is neither an IP address nor a host name.
+    Address(String),
+    /// It is not of the form that Consul gives such entries.
+    NotUnderstood(String),
+}
+
+impl fmt::Display for SkippedEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} on node {:?}: {}", self.id, self.node, self.reason)
+    }
+}
+
+impl fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Port(port) => write!(f, "{port} is no port to connect to"),
+            Self::NoAddress => f.write_str("it has no address"),
+            Self::Address(address) => write!(f, "{address:?} is neither an IP address nor a host name"),
+            Self::NotUnderstood(what) => write!(f, "it is not understood ({what})"),
+        }
+    }
+}

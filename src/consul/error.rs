@@ -1,0 +1,101 @@
+//! What can go wrong when the registry is asked.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+/// Why the registry gave no answer to go by. None of these says that there are
+/// no instances.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistryError {
+    /// No connection could be made: nobody listens, the name is unknown, TLS
+    /// failed or the connect time-out passed.
+    #[error("cannot connect to the registry")]
+    Unreachable {
+        /// What the connector said.
+        source: Arc<dyn Error + Send + Sync>,
+    },
+    /// The connection broke before the answer was complete.
+    #[error("the connection to the registry broke before it had answered")]
+    Interrupted {
+        /// What happened to it.
+        source: Arc<dyn Error + Send + Sync>,
+    },
+    /// The registry took the request and did not answer in time.
+    #[error("the registry did not answer within {after:?}")]
+    TimedOut {
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// The servers are there and have no leader.
+    #[error("the registry has no leader")]
+    NoLeader,
+    /// The agent that was asked knows no server.
+    #[error("the agent has no server to ask")]
+    NoServers,
+    /// The agent does not know the datacenter.
+    #[error("the registry knows no way to datacenter {datacenter:?}")]
+    NoPath {
+        /// The datacenter asked for.
+        datacenter: String,
+    },
+    /// The token is not known or may not do this.
+    #[error("the registry refuses the token: {message}")]
+    Forbidden {
+        /// What it said, cut short.
+        message: String,
+    },
+    /// Too many requests.
+    #[error("the registry asks for fewer requests")]
+    RateLimited {
+        /// How long it asks to wait.
+        retry_after: Option<Duration>,
+    },
+    /// What was asked for does not exist there.
+    #[error("the registry does not have what was asked for")]
+    NotFound,
+    /// Any other answer that is not a success, redirects among them.
+    #[error("the registry answered with status {code}: {body}")]
+    Status {
+        /// The HTTP status.
+        code: u16,
+        /// The beginning of the body.
+        body: String,
+    },
+    /// An answer of a form that Consul does not use.
+    #[error("the registry's answer is not understood")]
+    NotUnderstood {
+        /// What is wrong with it.
+        source: Arc<dyn Error + Send + Sync>,
+    },
+    /// An answer larger than the limit.
+    #[error("the registry's answer is larger than {limit} bytes")]
+    TooLarge {
+        /// The limit, in bytes.
+        limit: usize,
+    },
+    /// The request cannot be put into HTTP, for example because it is too long.
+    #[error("the request cannot be sent: {reason}")]
+    Unsendable {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Whoever was to ask has ended.
+    #[error("nobody asks the registry any more")]
+    Closed,
+}
+
+// === impl RegistryError ===
+
+impl RegistryError {
+    /// How long the registry asked to be left alone.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::RateLimited { retry_after } => *retry_after,
+            _ => None,
+        }
+    }
+
+    pub(super) fn not_understood(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::NotUnderstood { source: source.into().into() }
+    }
+}

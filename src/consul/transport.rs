@@ -1,0 +1,209 @@
+//! One request through consulrs's client, one whole answer back.
+//!
+//! rustify splits this into an endpoint (what to ask), a middleware (what goes
+//! along with everything) and a client (how it travels). The middleware of
+//! consulrs escapes the path a second time and panics on odd tokens, and its
+//! client reads answers of any size and drops their headers; these are ours.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use http02::{HeaderMap, HeaderValue, Request, Response, header::AUTHORIZATION};
+use rustify::{
+    client::Client,
+    clients::reqwest::Client as HttpClient,
+    endpoint::{Endpoint, MiddleWare},
+    enums::{RequestMethod, RequestType, ResponseType},
+    errors::ClientError,
+};
+
+use super::RegistryError;
+
+/// How much of a refusal is read. What Consul has to say is far shorter.
+const REFUSAL_BYTES: usize = 4 << 10;
+/// The longest URI that the `http` crate holds.
+const LONGEST_URI: usize = u16::MAX as usize - 1;
+
+/// What to ask.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) method: RequestMethod,
+    /// Without a slash before it and not escaped.
+    pub(super) path: String,
+    /// Escaped.
+    pub(super) query: String,
+    pub(super) body: Vec<u8>,
+}
+
+/// What goes along with every request.
+#[derive(Clone)]
+pub(super) struct Credentials {
+    pub(super) token: Option<HeaderValue>,
+    pub(super) authorization: Option<HeaderValue>,
+}
+
+/// An answer of any status.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: u16,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Vec<u8>,
+}
+
+/// Asks and waits up to `patience`, from connecting to the answer's last byte. A
+/// good answer may have `limit` bytes; of a refusal only the beginning is read.
+/// Dropping the future closes the connection.
+pub(super) async fn exchange(
+    http: &HttpClient,
+    credentials: &Credentials,
+    call: Call,
+    patience: Duration,
+    limit: usize,
+) -> Result<Answer, RegistryError> {
+    // rustify would log a failure of this at ERROR, with the whole path. Escaping
+    // makes three bytes of one at the most.
+    if http.base.len() + 3 * call.path.len() + call.query.len() + 2 > LONGEST_URI {
+        return Err(RegistryError::Unsendable { reason: "it does not fit into a URL".to_owned() });
+    }
+    let courier = Courier { http, patience, limit };
+    let answered = call.with_middleware(credentials).exec(&courier).await;
+    let mut response = match answered {
+        Ok(result) => result.response,
+        Err(error) => return Err(RegistryError::Unsendable { reason: error.to_string() }),
+    };
+    match response.extensions_mut().remove::<RegistryError>() {
+        Some(error) => Err(error),
+        None => {
+            let (head, body) = response.into_parts();
+            Ok(Answer { status: head.status.as_u16(), headers: head.headers, body })
+        }
+    }
+}
+
+/// rustify's client over consulrs's HTTP client, for one request.
+struct Courier<'a> {
+    http: &'a HttpClient,
+    patience: Duration,
+    limit: usize,
+}
+
+// === impl Call ===
+
+impl Call {
+    pub(super) fn get(path: impl Into<String>, query: String) -> Self {
+        Self { method: RequestMethod::GET, path: path.into(), query, body: Vec::new() }
+    }
+
+    pub(super) fn put(path: impl Into<String>, query: String, body: Vec<u8>) -> Self {
+        Self { method: RequestMethod::PUT, path: path.into(), query, body }
+    }
+}
+
+impl Endpoint for Call {
+    /// The body is read elsewhere.
+    type Response = ();
+    const REQUEST_BODY_TYPE: RequestType = RequestType::JSON;
+    const RESPONSE_BODY_TYPE: ResponseType = ResponseType::JSON;
+
+    fn path(&self) -> String {
+        self.path.clone()
+    }
+
+    fn method(&self) -> RequestMethod {
+        self.method.clone()
+    }
+
+    fn query(&self) -> Result<Option<String>, ClientError> {
+        Ok(Some(self.query.clone()).filter(|it| !it.is_empty()))
+    }
+
+    fn body(&self) -> Result<Option<Vec<u8>>, ClientError> {
+        Ok(Some(self.body.clone()))
+    }
+}
+
+// === impl Credentials ===
+
+impl MiddleWare for Credentials {
+    fn request<E: Endpoint>(&self, _: &E, request: &mut Request<Vec<u8>>) -> Result<(), ClientError> {
+        let headers = request.headers_mut();
+        if let Some(token) = &self.token {
+            headers.insert("x-consul-token", token.clone());
+        }
+        if let Some(authorization) = &self.authorization {
+            headers.insert(AUTHORIZATION, authorization.clone());
+        }
+        Ok(())
+    }
+
+    fn response<E: Endpoint>(&self, _: &E, _: &mut Response<Vec<u8>>) -> Result<(), ClientError> {
+        Ok(())
+    }
+}
+
+// === impl Courier ===
+
+#[async_trait]
+impl Client for Courier<'_> {
+    fn base(&self) -> &str {
+        &self.http.base
+    }
+
+    async fn send(&self, request: Request<Vec<u8>>) -> Result<Response<Vec<u8>>, ClientError> {
+        self.execute(request).await
+    }
+
+    /// Never an error: rustify logs each one three times at ERROR, on every
+    /// attempt. A failure travels in the response's extensions instead.
+    async fn execute(&self, request: Request<Vec<u8>>) -> Result<Response<Vec<u8>>, ClientError> {
+        let outcome = match tokio::time::timeout(self.patience, self.fetch(request)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(RegistryError::TimedOut { after: self.patience }),
+        };
+        Ok(outcome.unwrap_or_else(|error| {
+            let mut response = Response::new(Vec::new());
+            response.extensions_mut().insert(error);
+            response
+        }))
+    }
+}
+
+impl Courier<'_> {
+    async fn fetch(&self, request: Request<Vec<u8>>) -> Result<Response<Vec<u8>>, RegistryError> {
+        let request = reqwest::Request::try_from(request)
+            .map_err(|error| RegistryError::Unsendable { reason: error.without_url().to_string() })?;
+        let mut incoming = self.http.http.execute(request).await.map_err(lost)?;
+        let good = incoming.status().is_success();
+        let limit = if good { self.limit } else { REFUSAL_BYTES };
+        let too_large = RegistryError::TooLarge { limit };
+        if good && incoming.content_length().is_some_and(|it| it > limit as u64) {
+            return Err(too_large);
+        }
+        let mut body = Vec::new();
+        loop {
+            match incoming.chunk().await {
+                Ok(Some(chunk)) if body.len() + chunk.len() <= limit => body.extend_from_slice(&chunk),
+                Ok(Some(_)) if good => return Err(too_large),
+                Ok(Some(chunk)) => {
+                    body.extend_from_slice(&chunk[..limit - body.len()]);
+                    break;
+                }
+                Ok(None) => break,
+                Err(error) if good => return Err(lost(error)),
+                // The status is what counts in a refusal.
+                Err(_) => break,
+            }
+        }
+        let mut response = Response::new(body);
+        *response.status_mut() = incoming.status();
+        *response.headers_mut() = std::mem::take(incoming.headers_mut());
+        Ok(response)
+    }
+}
+
+fn lost(error: reqwest::Error) -> RegistryError {
+    let connecting = error.is_connect();
+    // The asker knows the address; the query in the URL says nothing about the trouble.
+    let source: Arc<dyn Error + Send + Sync> = Arc::new(error.without_url());
+    if connecting { RegistryError::Unreachable { source } } else { RegistryError::Interrupted { source } }
+}
