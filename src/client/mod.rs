@@ -1,1 +1,3 @@
 //! The client.
+
+mod resolver;

@@ -1,0 +1,118 @@
+//! When the next question may be asked. Pure: time and chance come from outside.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tower::util::rng::Rng;
+
+/// Exponential back-off with full jitter: each delay is anywhere between nothing
+/// and a bound that doubles
+/// (<https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
+#[derive(Debug)]
+pub(super) struct Backoff<R> {
+    min: Duration,
+    max: Duration,
+    failures: u32,
+    rng: R,
+}
+
+/// A token bucket with a burst of two, as Consul's page on blocking queries
+/// suggests
+/// (<https://developer.hashicorp.com/consul/api-docs/features/blocking>).
+#[derive(Debug)]
+pub(super) struct Spacing {
+    every: Duration,
+    /// When the bucket will be full again.
+    full_at: Option<Instant>,
+}
+
+// === impl Backoff ===
+
+impl<R: Rng> Backoff<R> {
+    pub(super) fn new(min: Duration, max: Duration, rng: R) -> Self {
+        Self { min, max: max.max(min), failures: 0, rng }
+    }
+
+    /// The delay after one more failure.
+    pub(super) fn failed(&mut self) -> Duration {
+        let doubled = self.min.saturating_mul(2_u32.saturating_pow(self.failures));
+        self.failures = self.failures.saturating_add(1);
+        doubled.min(self.max).mul_f64(self.rng.next_f64())
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+// === impl Spacing ===
+
+impl Spacing {
+    pub(super) fn new(every: Duration) -> Self {
+        Self { every, full_at: None }
+    }
+
+    /// Takes a token: when its question may be asked.
+    pub(super) fn take(&mut self, now: Instant) -> Instant {
+        let full_at = self.full_at.map_or(now, |it| it.max(now));
+        self.full_at = Some(full_at + self.every);
+        // One token is there while no more than one is owed.
+        full_at.checked_sub(self.every).map_or(now, |it| it.max(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Always(u64);
+
+    impl Rng for Always {
+        fn next_u64(&mut self) -> u64 {
+            self.0
+        }
+    }
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_bound_of_the_delay_doubles_up_to_the_largest() {
+        let mut backoff = Backoff::new(100 * MS, 450 * MS, Always(u64::MAX));
+        let delays: Vec<_> = (0..5).map(|_| backoff.failed().as_millis()).collect();
+        // Just below the bound, and rounded to it where that is nearer than a nanosecond.
+        assert!(delays.iter().zip([100, 200, 400, 450, 450]).all(|(a, b)| b - a <= 1), "{delays:?}");
+        backoff.reset();
+        assert!(backoff.failed() <= 100 * MS);
+    }
+
+    #[test]
+    fn the_delay_may_be_nothing() {
+        assert_eq!(Backoff::new(100 * MS, 450 * MS, Always(0)).failed(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_thousand_failures_do_not_overflow() {
+        let mut backoff = Backoff::new(100 * MS, 450 * MS, Always(1 << 63));
+        for _ in 0..1000 {
+            assert!(backoff.failed() <= 450 * MS);
+        }
+    }
+
+    #[test]
+    fn two_questions_go_at_once_and_then_one_in_each_span() {
+        let (now, mut spacing) = (Instant::now(), Spacing::new(100 * MS));
+        let waits: Vec<_> = (0..4).map(|_| spacing.take(now) - now).collect();
+        assert_eq!(waits, [0 * MS, 0 * MS, 100 * MS, 200 * MS]);
+    }
+
+    #[test]
+    fn the_burst_comes_back_after_a_quiet_time() {
+        let (now, mut spacing) = (Instant::now(), Spacing::new(100 * MS));
+        for _ in 0..4 {
+            spacing.take(now);
+        }
+        let later = now + 400 * MS;
+        let waits: Vec<_> = (0..3).map(|_| spacing.take(later) - later).collect();
+        assert_eq!(waits, [0 * MS, 0 * MS, 100 * MS]);
+    }
+}

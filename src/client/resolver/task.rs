@@ -1,0 +1,265 @@
+//! The task behind a [`Resolver`](super::Resolver).
+
+use std::{
+    future::{Future, pending},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
+use tower::util::rng::Rng;
+
+use super::{
+    Reply, Resolved, ResolverSettings,
+    episodes::Episodes,
+    order::{Asked, Order},
+    pace::{Backoff, Spacing},
+};
+use crate::consul::{BlockingIndex, ConsulClient, HealthAnswer, HealthQuery, IndexStep, RegistryError};
+
+/// The longest that a registry's wish to be left alone is heeded. Our bound: a
+/// faulty header must not blind us for a day.
+const LONGEST_QUIET: Duration = Duration::from_secs(300);
+
+type Outcome = Result<HealthAnswer, RegistryError>;
+
+/// The question, apart from the loop that asks it.
+pub(super) trait Ask: Send + Sync + 'static {
+    /// Asks for the present state, or with an index for the next one.
+    fn ask(&self, after: BlockingIndex, wait: Duration) -> BoxFuture<'static, Outcome>;
+}
+
+pub(super) struct Asker {
+    pub(super) client: ConsulClient,
+    pub(super) query: HealthQuery,
+}
+
+pub(super) struct Task<R> {
+    ask: Arc<dyn Ask>,
+    wait: Duration,
+    requests: mpsc::Receiver<Reply>,
+    published: watch::Sender<Resolved>,
+    index: BlockingIndex,
+    order: Order,
+    spacing: Spacing,
+    backoff: Backoff<R>,
+    /// Until then the registry wants to be left alone.
+    quiet_until: Option<Instant>,
+    episodes: Episodes,
+}
+
+/// A question under way.
+struct Question {
+    asked: Asked,
+    answer: BoxFuture<'static, Outcome>,
+}
+
+/// What an answer means for the blocking question.
+#[derive(PartialEq, Eq)]
+enum Next {
+    /// It may go on waiting where it does.
+    Stay,
+    /// The index it waits beyond is worth nothing.
+    Restart,
+}
+
+// === impl Asker ===
+
+impl Ask for Asker {
+    fn ask(&self, after: BlockingIndex, wait: Duration) -> BoxFuture<'static, Outcome> {
+        let (client, query) = (self.client.clone(), self.query.clone());
+        Box::pin(async move { client.watch_instances(&query, after, wait).await })
+    }
+}
+
+// === impl Task ===
+
+impl<R: Rng> Task<R> {
+    pub(super) fn new(
+        ask: Arc<dyn Ask>,
+        settings: ResolverSettings,
+        requests: mpsc::Receiver<Reply>,
+        published: watch::Sender<Resolved>,
+        rng: R,
+    ) -> Self {
+        Self {
+            ask,
+            wait: settings.wait,
+            requests,
+            published,
+            index: BlockingIndex::NONE,
+            order: Order::default(),
+            spacing: Spacing::new(settings.spacing),
+            backoff: Backoff::new(settings.backoff_min, settings.backoff_max, rng),
+            quiet_until: None,
+            episodes: Episodes::default(),
+        }
+    }
+
+    /// Runs until the resolver is dropped.
+    pub(super) async fn run(mut self) {
+        // Either a blocking question is under way, or one is due.
+        let mut blocking = None;
+        let mut due = Instant::now();
+        let mut refresh: Option<Question> = None;
+        let mut waiting: Vec<Reply> = Vec::new();
+        loop {
+            tokio::select! {
+                request = self.requests.recv() => {
+                    let Some(reply) = request else { return };
+                    if let Some(left) = self.quiet_for() {
+                        let _ = reply.send(Err(RegistryError::RateLimited { retry_after: Some(left) }));
+                        continue;
+                    }
+                    waiting.push(reply);
+                    if refresh.is_none() {
+                        refresh = Some(self.question(BlockingIndex::NONE));
+                    }
+                }
+                (asked, outcome) = ended(&mut refresh) => {
+                    match outcome {
+                        Ok(answer) => {
+                            let was_failing = self.published.borrow().error.is_some();
+                            // The registry is there: no reason to go on waiting for it.
+                            if self.answered(asked, &answer) == Next::Restart || was_failing {
+                                blocking = None;
+                                due = self.spacing.take(Instant::now());
+                            }
+                            let resolved = self.published.borrow().clone();
+                            reply_all(&mut waiting, &Ok(resolved));
+                        }
+                        Err(error) => {
+                            // The blocking question would not notice for long.
+                            blocking = None;
+                            due = self.failed(&error);
+                            reply_all(&mut waiting, &Err(error));
+                        }
+                    }
+                }
+                (asked, outcome) = ended(&mut blocking) => {
+                    due = match outcome {
+                        Ok(answer) => {
+                            self.answered(asked, &answer);
+                            self.spacing.take(Instant::now())
+                        }
+                        Err(error) => self.failed(&error),
+                    };
+                }
+                () = sleep_until(due), if blocking.is_none() => {
+                    blocking = Some(self.question(self.index));
+                }
+            }
+        }
+    }
+
+    fn question(&mut self, after: BlockingIndex) -> Question {
+        Question { asked: self.order.ask(), answer: self.ask.ask(after, self.wait) }
+    }
+
+    fn quiet_for(&self) -> Option<Duration> {
+        let left = self.quiet_until?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Takes a good answer, unless it has been overtaken.
+    fn answered(&mut self, asked: Asked, answer: &HealthAnswer) -> Next {
+        let now = Instant::now();
+        self.backoff.reset();
+        self.quiet_until = None;
+        let failing_since = self.published.borrow().failing_since;
+        self.episodes.answered(answer, failing_since.map(|since| now - since));
+        let taken = self.order.takes(asked, answer.index);
+        self.published.send_if_modified(|resolved| resolved.answered(answer, taken, now));
+        if !taken {
+            // What is newer came from a question that was asked later; asking at once
+            // tells whether the index has fallen since.
+            self.index.reset();
+            return Next::Restart;
+        }
+        match self.index.answered(answer.index) {
+            IndexStep::Reset => Next::Restart,
+            IndexStep::Advanced | IndexStep::Same => Next::Stay,
+        }
+    }
+
+    /// Notes a failure: when to ask again.
+    fn failed(&mut self, error: &RegistryError) -> Instant {
+        let now = Instant::now();
+        self.index.reset();
+        self.episodes.failed(error);
+        self.published.send_if_modified(|resolved| resolved.failed(error, now));
+        let mut due = now + self.backoff.failed();
+        if let Some(quiet) = error.retry_after() {
+            let quiet = quiet.min(LONGEST_QUIET);
+            self.quiet_until = Some(now + quiet);
+            due += quiet;
+        }
+        due
+    }
+}
+
+// === impl Resolved ===
+
+impl Resolved {
+    /// Takes a good answer, or of one that was overtaken only that it came. True
+    /// where that is news.
+    fn answered(&mut self, answer: &HealthAnswer, taken: bool, now: Instant) -> bool {
+        self.answers += 1;
+        self.answered_at = Some(now);
+        self.failing_since = None;
+        let back = self.error.take().is_some();
+        let changed = if !taken {
+            false
+        } else if answer.snapshot.instances.is_empty() {
+            self.snapshot.get_or_insert_default();
+            self.empty_since.replace(self.empty_since.unwrap_or(now)).is_none()
+        } else {
+            let filled = self.empty_since.take().is_some();
+            let other = self.snapshot.as_ref() != Some(&answer.snapshot);
+            if other {
+                self.snapshot = Some(answer.snapshot.clone());
+            }
+            filled || other
+        };
+        back || changed
+    }
+
+    /// Notes a failure. True where it is another one than before.
+    fn failed(&mut self, error: &RegistryError, now: Instant) -> bool {
+        self.failing_since.get_or_insert(now);
+        let before = self.error.replace(error.clone());
+        let kind = std::mem::discriminant::<RegistryError>;
+        before.as_ref().map(kind) != Some(kind(error))
+    }
+}
+
+/// Waits for the question under way and clears it; for ever where there is none.
+async fn ended(question: &mut Option<Question>) -> (Asked, Outcome) {
+    match question {
+        Some(Question { asked, answer }) => {
+            let (asked, outcome) = (*asked, answer.await);
+            *question = None;
+            (asked, outcome)
+        }
+        None => pending().await,
+    }
+}
+
+fn reply_all(waiting: &mut Vec<Reply>, outcome: &Result<Resolved, RegistryError>) {
+    for reply in waiting.drain(..) {
+        // Who asked may have gone.
+        let _ = reply.send(outcome.clone());
+    }
+}
+
+const _: () = {
+    const fn spawnable<F: Future<Output = ()> + Send + 'static>(
+        _: fn(Task<tower::util::rng::HasherRng>) -> F,
+    ) {
+    }
+    spawnable(Task::run);
+};
