@@ -1,3 +1,54 @@
-//! The client.
+//! The client half: from a service's name to answered calls.
+//!
+//! A call must never wait for the registry, and the registry must never wait for
+//! a call. So there are two halves: one task for each service listens to Consul,
+//! dials, ejects and publishes what is ready; each call picks from what is
+//! published, sends, judges, and reports what it found. They meet in a watch
+//! channel and a channel of reports.
+//!
+//! ```text
+//!  Consul --> resolver --> worker (fleet: pure) --> watch<Binding> --> FailoverChannel
+//!                            ^                                              |
+//!                            +----------------- reports --------------------+
+//! ```
+//!
+//! Start at [`ConsulService`]; [`GrpcClient::channel`] is what generated clients take.
 
+mod balance;
+mod binding;
+mod call;
+mod channel;
+mod connector;
+mod datacenters;
+mod deadline;
+mod endpoint;
+mod error;
+mod event;
+mod fleet;
+mod handle;
+mod hook;
+mod methods;
+mod options;
+mod outcome;
+mod replay;
+mod report;
 mod resolver;
+mod response;
+mod retry;
+mod service;
+mod status;
+mod worker;
+
+pub use self::{
+    binding::Binding,
+    call::Served,
+    channel::FailoverChannel,
+    datacenters::Fallback,
+    error::{BuildError, CallError, CallErrorKind, NotReady, UnknownService, UpdateError},
+    event::{EventStream, FailoverEvent, RebindCause},
+    handle::GrpcClient,
+    hook::CallFailure,
+    options::{Policy, ServiceOptions},
+    service::{ConsulService, ConsulServiceBuilder},
+    status::{DatacenterStatus, ServiceStatus},
+};

@@ -1,0 +1,59 @@
+//! The channel that generated clients take.
+
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::{Request, Response};
+use tonic::body::Body;
+use tower::Service;
+
+use super::{
+    call::{self, CallFuture, CallShared},
+    error::CallError,
+    service::Lifetime,
+};
+
+/// A channel that follows its service. Any generated tonic client takes it:
+/// `CounterClient::new(counter.channel())`.
+///
+/// Cheap to clone; clones share everything. It is always ready: `poll_ready`
+/// never fails and reserves nothing, and calls made before the first instance
+/// is found wait for it, within their deadline. A call is a future like any
+/// other: dropping it cancels the call.
+///
+/// It keeps its service running: discovery ends when the last channel,
+/// [`GrpcClient`](super::GrpcClient) and [`ConsulService`](super::ConsulService) are gone.
+#[derive(Clone)]
+pub struct FailoverChannel {
+    shared: Arc<CallShared>,
+    _lifetime: Arc<Lifetime>,
+}
+
+impl FailoverChannel {
+    pub(crate) fn new(shared: Arc<CallShared>, lifetime: Arc<Lifetime>) -> Self {
+        Self { shared, _lifetime: lifetime }
+    }
+}
+
+impl Service<Request<Body>> for FailoverChannel {
+    type Response = Response<Body>;
+    type Error = CallError;
+    type Future = CallFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), CallError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> CallFuture {
+        Box::pin(call::run(self.shared.clone(), request))
+    }
+}
+
+impl fmt::Debug for FailoverChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FailoverChannel").field("service", &self.shared.options.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,253 @@
+//! From an instance to a connection that has answered.
+//!
+//! tonic's own channel reconnects by itself, at once and without end, and says
+//! nothing about it. Ours connects once: the channel is published only after
+//! one exchange has been answered on it, its socket tells the worker when it
+//! closes, and any later attempt to connect fails as never sent.
+
+use std::{
+    fmt,
+    future::Future,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
+use tokio::{net::TcpStream, time::timeout};
+use tonic::{
+    Code, Status,
+    transport::{self, Channel},
+};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+use tower::Service;
+
+use super::{
+    endpoint::{Endpoint, Link},
+    options::ServiceOptions,
+    report::LossCause,
+};
+use crate::Instance;
+
+/// Makes verified connections. The one place that knows the transport.
+pub(crate) trait Connector: Send + Sync + 'static {
+    /// Connects to `instance` and makes sure that it answers, within the
+    /// connect time-out. Dropping the future gives the attempt up.
+    fn connect(&self, instance: Arc<Instance>, link: Arc<Link>) -> BoxFuture<Result<Endpoint, ConnectError>>;
+
+    /// Asks a connected instance for a sign of life, within the probe time-out.
+    fn probe(&self, endpoint: Arc<Endpoint>) -> BoxFuture<Result<(), ConnectError>>;
+}
+
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Why an instance is not usable.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum ConnectError {
+    /// Its address is none.
+    #[error("{authority:?} is no address")]
+    Address { authority: String, source: Box<dyn std::error::Error + Send + Sync> },
+    /// No connection came about.
+    #[error("no connection: {}", innermost(.0))]
+    Connect(#[source] transport::Error),
+    /// It was connected, and the exchange failed.
+    #[error("connected, but no gRPC answer: {}", innermost(.0))]
+    Exchange(#[source] Box<Status>),
+    /// It did not answer in time.
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
+    /// It says that it is not serving.
+    #[error("answers that it is not serving")]
+    NotServing,
+}
+
+/// The last error of the chain: what really happened.
+fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last
+}
+
+/// Connects tonic channels.
+pub(crate) struct TonicConnector {
+    options: Arc<ServiceOptions>,
+}
+
+impl TonicConnector {
+    pub(crate) fn new(options: Arc<ServiceOptions>) -> Self {
+        Self { options }
+    }
+
+    fn endpoint(&self, instance: &Instance) -> Result<transport::Endpoint, ConnectError> {
+        let authority = instance.id.authority();
+        let address = |source: transport::Error| ConnectError::Address {
+            authority: authority.to_owned(),
+            source: source.into(),
+        };
+        #[cfg(feature = "tls")]
+        let scheme = if self.options.tls.is_some() { "https" } else { "http" };
+        #[cfg(not(feature = "tls"))]
+        let scheme = "http";
+        let endpoint =
+            transport::Endpoint::from_shared(format!("{scheme}://{authority}")).map_err(address)?;
+        #[cfg(feature = "tls")]
+        let endpoint = match &self.options.tls {
+            Some(tls) => endpoint.tls_config(tls.clone()).map_err(address)?,
+            None => endpoint,
+        };
+        Ok(match self.options.keep_alive {
+            Some((interval, timeout)) => endpoint
+                .http2_keep_alive_interval(interval)
+                .keep_alive_timeout(timeout)
+                .keep_alive_while_idle(true),
+            None => endpoint,
+        })
+    }
+}
+
+impl Connector for TonicConnector {
+    fn connect(&self, instance: Arc<Instance>, link: Arc<Link>) -> BoxFuture<Result<Endpoint, ConnectError>> {
+        let within = self.options.connect_timeout;
+        let endpoint = self.endpoint(&instance);
+        Box::pin(async move {
+            // One bound over TCP, TLS and the exchange: tonic's own covers TCP alone.
+            timeout(within, async {
+                let connector = OneShot { link: Some(link.clone()) };
+                let channel =
+                    endpoint?.connect_with_connector(connector).await.map_err(ConnectError::Connect)?;
+                check(channel.clone()).await?;
+                Ok(Endpoint::new(instance, channel, link))
+            })
+            .await
+            .unwrap_or(Err(ConnectError::TimedOut(within)))
+        })
+    }
+
+    fn probe(&self, endpoint: Arc<Endpoint>) -> BoxFuture<Result<(), ConnectError>> {
+        let within = self.options.probe_timeout;
+        Box::pin(async move {
+            timeout(within, check(endpoint.channel().clone()))
+                .await
+                .unwrap_or(Err(ConnectError::TimedOut(within)))
+        })
+    }
+}
+
+/// One exchange that every gRPC server can answer: `grpc.health.v1` Check.
+/// UNIMPLEMENTED and every other status that came over the wire prove life as
+/// well; UNAVAILABLE does not, nor does the server's word that it is not serving.
+async fn check(channel: Channel) -> Result<(), ConnectError> {
+    match HealthClient::new(channel).check(HealthCheckRequest::default()).await {
+        Ok(response) if response.get_ref().status() == ServingStatus::NotServing => {
+            Err(ConnectError::NotServing)
+        }
+        Ok(_) => Ok(()),
+        Err(status) if came_over_the_wire(&status) && status.code() != Code::Unavailable => Ok(()),
+        Err(status) => Err(ConnectError::Exchange(Box::new(status))),
+    }
+}
+
+/// A status made on our side has the transport's error as its source, or is
+/// one of tonic's texts for an answer that was not gRPC.
+fn came_over_the_wire(status: &Status) -> bool {
+    use std::error::Error;
+    status.source().is_none()
+        && !matches!(status.code(), Code::Internal | Code::Unknown)
+        && !status.message().starts_with("grpc-status header missing")
+}
+
+/// Connects once. Later calls fail: the channel above is spent.
+struct OneShot {
+    link: Option<Arc<Link>>,
+}
+
+/// A second connection was asked of a channel that is for one only.
+#[derive(Debug)]
+struct Spent;
+
+impl fmt::Display for Spent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("this channel's one connection has ended; a newer binding has another")
+    }
+}
+
+impl std::error::Error for Spent {}
+
+impl Service<Uri> for OneShot {
+    type Response = WatchedIo;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+    type Future = BoxFuture<Result<WatchedIo, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let link = self.link.take();
+        Box::pin(async move {
+            let link = link.ok_or(Spent)?;
+            let mut http = HttpConnector::new();
+            http.enforce_http(false);
+            http.set_nodelay(true);
+            Ok(WatchedIo { io: http.call(uri).await?, link })
+        })
+    }
+}
+
+/// A socket that tells when it is closed: within a millisecond of a peer's
+/// death, without any call, and long before the registry knows.
+struct WatchedIo {
+    io: TokioIo<TcpStream>,
+    link: Arc<Link>,
+}
+
+impl Drop for WatchedIo {
+    fn drop(&mut self) {
+        self.link.lose(LossCause::Closed);
+    }
+}
+
+impl Read for WatchedIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl Write for WatchedIo {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+    }
+}

@@ -1,0 +1,180 @@
+//! One verified connection to one instance, as the call path and the worker
+//! share it: what the one learns, the other sees without waiting.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{sync::mpsc, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+use super::report::{LossCause, Report};
+use crate::Instance;
+
+/// A connection that has answered, ready for calls until it is known not to be.
+pub(crate) struct Endpoint {
+    instance: Arc<Instance>,
+    channel: Channel,
+    link: Arc<Link>,
+}
+
+/// The life of one connection. Made before the connection is, so that the
+/// socket itself can say when it ends.
+pub(crate) struct Link {
+    serial: u64,
+    /// False once no new call should be given to it.
+    usable: AtomicBool,
+    /// True from the moment a caller found it silent until a probe has judged it.
+    suspect: AtomicBool,
+    /// Cancelled when nothing more is expected of it: calls still waiting on it end.
+    abandoned: CancellationToken,
+    /// Failures in a row, as outcome.rs judges them.
+    failures: AtomicU32,
+    /// When it last answered anything, in milliseconds since `born`.
+    heard: AtomicU64,
+    born: Instant,
+    lost_at: Mutex<Option<Instant>>,
+    reports: mpsc::UnboundedSender<Report>,
+}
+
+impl Link {
+    /// A link that reports to `reports`. Each kind of report is sent at most
+    /// once until the worker has dealt with it, which bounds the channel.
+    pub(crate) fn new(serial: u64, reports: mpsc::UnboundedSender<Report>) -> Arc<Self> {
+        Arc::new(Self {
+            serial,
+            usable: AtomicBool::new(true),
+            suspect: AtomicBool::new(false),
+            abandoned: CancellationToken::new(),
+            failures: AtomicU32::new(0),
+            heard: AtomicU64::new(0),
+            born: Instant::now(),
+            lost_at: Mutex::new(None),
+            reports,
+        })
+    }
+
+    pub(crate) fn is_usable(&self) -> bool {
+        self.usable.load(Ordering::Acquire)
+    }
+
+    /// Takes the connection out of use and tells the worker, the first time.
+    pub(crate) fn lose(&self, cause: LossCause) {
+        if self.usable.swap(false, Ordering::AcqRel) {
+            *self.lost_at.lock() = Some(Instant::now());
+            // The worker has ended where nobody listens: then nothing is left to do.
+            let _ = self.reports.send(Report::Lost { serial: self.serial, cause });
+        }
+    }
+
+    /// Takes it out of use without telling anybody: the worker's own decision.
+    /// Calls in flight finish.
+    pub(crate) fn retire(&self) {
+        self.usable.store(false, Ordering::Release);
+    }
+
+    /// Ends the calls still waiting on it.
+    pub(crate) fn abandon(&self) {
+        self.retire();
+        self.abandoned.cancel();
+    }
+
+    pub(crate) fn abandoned(&self) -> &CancellationToken {
+        &self.abandoned
+    }
+
+    /// A caller has waited longer than it should without a word.
+    pub(crate) fn suspect(&self) {
+        if self.is_usable() && !self.suspect.swap(true, Ordering::AcqRel) {
+            let _ = self.reports.send(Report::Suspect { serial: self.serial });
+        }
+    }
+
+    /// The probe was answered.
+    pub(crate) fn acquit(&self) {
+        self.heard_now();
+        self.suspect.store(false, Ordering::Release);
+    }
+
+    /// An answer came, whatever it said.
+    pub(crate) fn heard_now(&self) {
+        let elapsed = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.heard.store(elapsed, Ordering::Relaxed);
+    }
+
+    /// Whether anything was heard at or after `since`.
+    pub(crate) fn heard_since(&self, since: Instant) -> bool {
+        let heard = self.born + Duration::from_millis(self.heard.load(Ordering::Relaxed));
+        heard >= since
+    }
+
+    /// An answer that was no failure.
+    pub(crate) fn succeeded(&self) {
+        self.heard_now();
+        if self.failures.load(Ordering::Relaxed) != 0 {
+            self.failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// An answer that counts against the instance. At `limit` in a row the
+    /// worker is told, who decides whether there is anything better.
+    pub(crate) fn failed(&self, limit: u32) {
+        self.heard_now();
+        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 == limit {
+            let _ = self.reports.send(Report::Failing { serial: self.serial });
+        }
+    }
+
+    /// Lets the count start anew: the worker found nothing better.
+    pub(crate) fn forgive(&self) {
+        self.failures.store(0, Ordering::Relaxed);
+    }
+
+    /// When it was found lost.
+    pub(crate) fn lost_at(&self) -> Option<Instant> {
+        *self.lost_at.lock()
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn new(instance: Arc<Instance>, channel: Channel, link: Arc<Link>) -> Self {
+        Self { instance, channel, link }
+    }
+
+    pub(crate) fn instance(&self) -> &Arc<Instance> {
+        &self.instance
+    }
+
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    pub(crate) fn is_usable(&self) -> bool {
+        self.link.is_usable()
+    }
+
+    pub(crate) fn serial(&self) -> u64 {
+        self.link.serial
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("instance", &self.instance.name)
+            .field("serial", &self.link.serial)
+            .field("usable", &self.is_usable())
+            .finish()
+    }
+}

@@ -1,0 +1,269 @@
+//! One error type for each operation.
+
+use std::{error::Error, fmt, sync::Arc, time::Duration};
+
+use tonic::{Code, Status};
+
+use super::status::ServiceStatus;
+use crate::{Instance, consul::RegistryError};
+
+/// Why a [`ConsulService`](super::ConsulService) could not be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The Consul settings are not usable.
+    #[error("the Consul settings are not usable")]
+    Consul(#[from] crate::consul::ConfigError),
+    /// A service's name cannot be asked for.
+    #[error("a service's name is not usable")]
+    Name(#[from] crate::consul::InvalidName),
+    /// The wait of blocking queries is outside of what Consul takes.
+    #[error("wait = {value:?} is not usable: 1 s to 10 min (Consul's limit)")]
+    Wait {
+        /// What was given.
+        value: Duration,
+    },
+    /// No service was named.
+    #[error("no service was named: add at least one with `service(ServiceOptions::new(\"name\"))`")]
+    NoService,
+    /// The same service was named twice.
+    #[error("service {name:?} was named twice: each needs one `ServiceOptions`")]
+    DuplicateService {
+        /// The name.
+        name: String,
+    },
+    /// A setting of a service is impossible.
+    #[error("service {service:?}: {setting} = {value} is not usable: {expected}")]
+    Setting {
+        /// The service.
+        service: String,
+        /// The setting's name.
+        setting: &'static str,
+        /// What was given.
+        value: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// The file descriptor set could not be read.
+    #[error("service {service:?}: descriptors is not a file descriptor set as protoc or protox writes it")]
+    Descriptors {
+        /// The service.
+        service: String,
+        /// What prost says.
+        source: prost::DecodeError,
+    },
+    /// There is no tokio runtime to run on.
+    #[error(
+        "build() needs a running tokio runtime: call it from within `#[tokio::main]` or `Runtime::enter`"
+    )]
+    NoRuntime,
+}
+
+/// A service that this [`ConsulService`](super::ConsulService) was not built with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown service {name:?}: this ConsulService knows {}", known.join(", "))]
+pub struct UnknownService {
+    /// The name asked for.
+    pub name: String,
+    /// The names there are.
+    pub known: Vec<String>,
+}
+
+/// Why `update_grpc_client` gives no binding.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UpdateError {
+    /// The service is unknown.
+    #[error(transparent)]
+    Unknown(#[from] UnknownService),
+    /// Consul did not answer, and no instance known from before does.
+    #[error("Consul could not be asked, and no instance known from before answers")]
+    Registry(#[source] RegistryError),
+    /// Consul answered, and no instance does.
+    #[error("no instance is usable: {reason}")]
+    NothingUsable {
+        /// The status' reason at that moment.
+        reason: String,
+    },
+    /// The `ConsulService` has been shut down.
+    #[error("the ConsulService has been shut down")]
+    Closed,
+}
+
+/// Nothing became usable in the time given to [`ready`](super::GrpcClient::ready).
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{} is not ready after {waited:?}: {}", status.service, status.reason().unwrap_or_default())]
+pub struct NotReady {
+    /// How long was waited.
+    pub waited: Duration,
+    /// The state of things at the end of it.
+    pub status: Box<ServiceStatus>,
+}
+
+/// A call that failed on our side of the wire.
+///
+/// A caller of a generated client gets an ordinary [`Status`] (UNAVAILABLE or
+/// DEADLINE_EXCEEDED) whose source is this. A status that came over the wire is
+/// passed on as it came and has none. See [`CallError::of`].
+#[derive(Debug)]
+pub struct CallError(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: CallErrorKind,
+    instance: Option<Arc<Instance>>,
+    attempts: u32,
+    /// What tonic finds in the chain: the code and the text for the caller. The
+    /// transport's own error is its source.
+    status: Status,
+}
+
+/// What ended a failed call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CallErrorKind {
+    /// No instance was usable within the fail-fast bound.
+    NothingUsable {
+        /// The status' reason at that moment.
+        reason: String,
+    },
+    /// The deadline passed.
+    DeadlineExceeded,
+    /// The connection failed under a call that may have run.
+    ConnectionLost,
+    /// The server reset this one stream; the call may have run.
+    StreamReset,
+    /// The instance fell silent and did not answer a probe; the call may have run.
+    Unresponsive,
+    /// It was refused unprocessed as often as it may be resent.
+    Refused,
+    /// It never left, and was tried as often as one call may be.
+    NeverSent,
+    /// The response had begun when the connection failed.
+    ResponseCut,
+    /// The handle's `ConsulService` has been shut down.
+    Closed,
+}
+
+impl CallError {
+    pub(crate) fn new(kind: CallErrorKind, instance: Option<Arc<Instance>>, attempts: u32) -> Self {
+        let code = match kind {
+            CallErrorKind::DeadlineExceeded => Code::DeadlineExceeded,
+            _ => Code::Unavailable,
+        };
+        let status = Status::new(code, describe(&kind, instance.as_deref(), attempts));
+        Self(Box::new(Inner { kind, instance, attempts, status }))
+    }
+
+    pub(crate) fn caused_by(mut self, cause: Arc<dyn Error + Send + Sync>) -> Self {
+        self.0.status.set_source(cause);
+        self
+    }
+
+    /// Finds the typed error behind a status. `None` where the status came over the wire.
+    pub fn of(status: &Status) -> Option<&CallError> {
+        let mut next = status.source();
+        while let Some(error) = next {
+            if let Some(found) = error.downcast_ref::<CallError>() {
+                return Some(found);
+            }
+            next = error.source();
+        }
+        None
+    }
+
+    /// What ended the call.
+    pub fn kind(&self) -> &CallErrorKind {
+        &self.0.kind
+    }
+
+    /// The status the caller gets.
+    pub fn status(&self) -> &Status {
+        &self.0.status
+    }
+
+    /// The instance of the last attempt.
+    pub fn instance(&self) -> Option<&Arc<Instance>> {
+        self.0.instance.as_ref()
+    }
+
+    /// How many attempts reached a connection.
+    pub fn attempts(&self) -> u32 {
+        self.0.attempts
+    }
+
+    /// False only where it is proven that no server ran the call.
+    pub fn may_have_run(&self) -> bool {
+        match self.0.kind {
+            CallErrorKind::NothingUsable { .. }
+            | CallErrorKind::Refused
+            | CallErrorKind::NeverSent
+            | CallErrorKind::Closed => false,
+            CallErrorKind::DeadlineExceeded => self.0.attempts > 0,
+            CallErrorKind::ConnectionLost
+            | CallErrorKind::StreamReset
+            | CallErrorKind::Unresponsive
+            | CallErrorKind::ResponseCut => true,
+        }
+    }
+}
+
+fn describe(kind: &CallErrorKind, instance: Option<&Instance>, attempts: u32) -> String {
+    let to = instance.map(|i| format!(" to {i}")).unwrap_or_default();
+    match kind {
+        CallErrorKind::NothingUsable { reason } => format!("no instance is usable: {reason}"),
+        CallErrorKind::DeadlineExceeded if attempts == 0 => {
+            "deadline exceeded while waiting for a usable instance".to_owned()
+        }
+        CallErrorKind::DeadlineExceeded => format!("deadline exceeded in attempt {attempts}{to}"),
+        CallErrorKind::ConnectionLost => format!("connection{to} lost; the call may have run"),
+        CallErrorKind::StreamReset => format!("stream{to} reset by the server; the call may have run"),
+        CallErrorKind::Unresponsive => format!("instance fell silent{to}; the call may have run"),
+        CallErrorKind::Refused => format!("refused unprocessed in attempt {attempts}{to}"),
+        CallErrorKind::NeverSent => format!("never sent in {attempts} attempts, the last{to}"),
+        CallErrorKind::ResponseCut => format!("connection{to} lost in the middle of the response"),
+        CallErrorKind::Closed => "the ConsulService has been shut down".to_owned(),
+    }
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.status.message())
+    }
+}
+
+impl Error for CallError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        // tonic takes the code from the first status in the chain.
+        Some(&self.0.status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_sees_the_code_and_finds_the_typed_error_and_its_cause() {
+        let cause = std::io::Error::other("broken pipe");
+        let error = CallError::new(CallErrorKind::ConnectionLost, None, 1).caused_by(Arc::new(cause));
+        let status = Status::from_error(Box::new(error));
+        assert_eq!(status.code(), Code::Unavailable);
+        let found = CallError::of(&status).expect("typed");
+        assert!(found.may_have_run());
+        let io = found.source().and_then(Error::source).expect("cause");
+        assert_eq!(io.to_string(), "broken pipe");
+    }
+
+    #[test]
+    fn an_unknown_service_lists_the_known_ones() {
+        let error = UnknownService { name: "x".into(), known: vec!["a".into(), "b".into()] };
+        assert_eq!(error.to_string(), "unknown service \"x\": this ConsulService knows a, b");
+    }
+
+    #[test]
+    fn a_deadline_before_any_attempt_proves_that_nothing_ran() {
+        assert!(!CallError::new(CallErrorKind::DeadlineExceeded, None, 0).may_have_run());
+        assert!(CallError::new(CallErrorKind::DeadlineExceeded, None, 1).may_have_run());
+    }
+}

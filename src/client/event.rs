@@ -1,0 +1,200 @@
+//! What happens to a service, as a typed stream.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::sync::broadcast;
+use tokio_stream::{
+    Stream,
+    wrappers::{BroadcastStream, errors::BroadcastStreamRecvError},
+};
+
+use crate::Instance;
+
+/// Something that happened to one service. Its `Display` is one plain sentence.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum FailoverEvent {
+    /// The preferred instance changed.
+    Rebound {
+        /// The service.
+        service: Arc<str>,
+        /// The one before; `None` at the first binding and after a gap.
+        from: Option<Arc<Instance>>,
+        /// The one now.
+        to: Arc<Instance>,
+        /// Why.
+        cause: RebindCause,
+        /// From the moment the loss was noticed (at the first binding: from the
+        /// start) to the publication of the new binding.
+        took: Duration,
+    },
+    /// An instance failed and is left alone for a while.
+    Ejected {
+        /// The service.
+        service: Arc<str>,
+        /// The instance.
+        instance: Arc<Instance>,
+        /// What went wrong.
+        cause: String,
+        /// When it is tried next, by a probe.
+        retry_in: Duration,
+    },
+    /// An ejected instance has answered a probe.
+    Readmitted {
+        /// The service.
+        service: Arc<str>,
+        /// The instance.
+        instance: Arc<Instance>,
+    },
+    /// Calls went over to a less preferred datacenter.
+    FellBack {
+        /// The service.
+        service: Arc<str>,
+        /// The datacenter before.
+        from: String,
+        /// The datacenter now.
+        to: String,
+    },
+    /// Calls returned to a more preferred datacenter.
+    FailedBack {
+        /// The service.
+        service: Arc<str>,
+        /// The datacenter before.
+        from: String,
+        /// The datacenter now.
+        to: String,
+    },
+    /// No instance is usable.
+    Unusable {
+        /// The service.
+        service: Arc<str>,
+        /// Why.
+        reason: String,
+    },
+    /// The registry does not answer; what it said last stays in use.
+    RegistryLost {
+        /// The service.
+        service: Arc<str>,
+        /// The datacenter asked about.
+        datacenter: String,
+        /// What went wrong.
+        error: String,
+    },
+    /// The registry answers again.
+    RegistryBack {
+        /// The service.
+        service: Arc<str>,
+        /// The datacenter asked about.
+        datacenter: String,
+        /// How long it did not.
+        after: Duration,
+    },
+    /// Events were lost because they were not read in time; what follows is current.
+    Missed {
+        /// How many.
+        count: u64,
+    },
+}
+
+/// Why the preferred instance changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RebindCause {
+    /// The first usable instance was found, at the start or after a gap.
+    Found,
+    /// The connection to the one before was lost.
+    ConnectionLost,
+    /// The one before takes no more calls on its connection (it drains).
+    GoingAway,
+    /// The one before fell silent and did not answer a probe.
+    Unresponsive,
+    /// The one before answered UNAVAILABLE too often.
+    Failing,
+    /// The one before is no longer registered as healthy.
+    LeftRegistry,
+    /// A more preferred datacenter is usable again.
+    FailedBack,
+}
+
+impl fmt::Display for RebindCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Found => "found",
+            Self::ConnectionLost => "connection lost",
+            Self::GoingAway => "server is going away",
+            Self::Unresponsive => "fell silent",
+            Self::Failing => "answered UNAVAILABLE too often",
+            Self::LeftRegistry => "left the registry",
+            Self::FailedBack => "preferred datacenter is back",
+        })
+    }
+}
+
+impl fmt::Display for FailoverEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rebound { from: None, to, took, .. } => {
+                write!(f, "bound to {to} in {:.1} ms", took.as_secs_f64() * 1e3)
+            }
+            Self::Rebound { from: Some(from), to, cause, took, .. } => {
+                write!(f, "rebound from {from} to {to} ({cause}) in {:.1} ms", took.as_secs_f64() * 1e3)
+            }
+            Self::Ejected { instance, cause, retry_in, .. } => {
+                write!(f, "ejected {instance} ({cause}), next try in {:.1} s", retry_in.as_secs_f64())
+            }
+            Self::Readmitted { instance, .. } => write!(f, "{instance} answers again"),
+            Self::FellBack { from, to, .. } => write!(f, "fell back from {from} to {to}"),
+            Self::FailedBack { from, to, .. } => write!(f, "failed back from {from} to {to}"),
+            Self::Unusable { reason, .. } => write!(f, "nothing usable: {reason}"),
+            Self::RegistryLost { datacenter, error, .. } => {
+                write!(
+                    f,
+                    "the registry of {datacenter} does not answer ({error}); the last known instances stay"
+                )
+            }
+            Self::RegistryBack { datacenter, after, .. } => {
+                write!(f, "the registry of {datacenter} answers again after {:.1} s", after.as_secs_f64())
+            }
+            Self::Missed { count } => write!(f, "{count} events were missed"),
+        }
+    }
+}
+
+/// How many events are kept for a reader that is behind.
+const CAPACITY: usize = 256;
+
+pub(crate) type EventSender = broadcast::Sender<FailoverEvent>;
+
+pub(crate) fn channel() -> EventSender {
+    broadcast::Sender::new(CAPACITY)
+}
+
+/// A stream of [`FailoverEvent`]s from now on. It ends when the service is shut
+/// down. A reader that falls more than 256 events behind gets [`FailoverEvent::Missed`].
+#[derive(Debug)]
+pub struct EventStream(BroadcastStream<FailoverEvent>);
+
+impl EventStream {
+    pub(crate) fn new(receiver: broadcast::Receiver<FailoverEvent>) -> Self {
+        Self(BroadcastStream::new(receiver))
+    }
+}
+
+impl Stream for EventStream {
+    type Item = FailoverEvent;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<FailoverEvent>> {
+        Pin::new(&mut self.0).poll_next(cx).map(|item| {
+            item.map(|event| match event {
+                Ok(event) => event,
+                Err(BroadcastStreamRecvError::Lagged(count)) => FailoverEvent::Missed { count },
+            })
+        })
+    }
+}

@@ -1,0 +1,165 @@
+//! One instance as the fleet knows it: its connection, and its record.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::Instance;
+
+/// A connection that lives shorter than this counts as a failed attempt when
+/// it is lost, after a few in a row: a server that accepts, answers and dies
+/// must not be dialled in a hot loop.
+const SHORT_LIFE: Duration = Duration::from_secs(1);
+const SHORT_LIVES: u32 = 3;
+
+/// How long the longest rest is while no instance at all is usable.
+const LONGEST_REST_WHILE_STARVING: Duration = Duration::from_secs(2);
+
+/// How ejection grows: gRPC's connection back-off (factor 1.6, jitter a fifth).
+const GROWTH: f64 = 1.6;
+const JITTER: f64 = 0.2;
+
+/// For how long a failed instance is left alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ejection {
+    pub(crate) first: Duration,
+    pub(crate) at_most: Duration,
+}
+
+impl Ejection {
+    /// After the `failures`-th failure in a row (from 1); `random` in 0..1.
+    pub(crate) fn after(&self, failures: u32, random: f64) -> Duration {
+        let exponent = i32::try_from(failures.saturating_sub(1)).unwrap_or(i32::MAX).min(64);
+        let full = self.first.as_secs_f64() * GROWTH.powi(exponent);
+        let full = full.min(self.at_most.as_secs_f64());
+        Duration::from_secs_f64(full * (1.0 - JITTER + 2.0 * JITTER * random))
+    }
+}
+
+/// The connection to an instance.
+#[derive(Debug)]
+pub(crate) enum Link<C> {
+    Idle,
+    Dialling { since: Instant, attempt: u64 },
+    Ready { conn: C, since: Instant },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    since: Instant,
+    until: Instant,
+}
+
+/// One instance.
+#[derive(Debug)]
+pub(crate) struct Member<C> {
+    pub(crate) instance: Arc<Instance>,
+    /// Its place in the client's own order; lower is preferred.
+    pub(crate) rank: (bool, u64),
+    pub(crate) link: Link<C>,
+    failures: u32,
+    short_lives: u32,
+    ejected: Option<Rest>,
+    last_failure: Option<String>,
+}
+
+impl<C> Member<C> {
+    pub(crate) fn new(instance: Arc<Instance>, rank: (bool, u64)) -> Self {
+        Self {
+            instance,
+            rank,
+            link: Link::Idle,
+            failures: 0,
+            short_lives: 0,
+            ejected: None,
+            last_failure: None,
+        }
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(self.link, Link::Ready { .. })
+    }
+
+    pub(crate) fn is_ejected(&self, now: Instant) -> bool {
+        self.ejected.is_some_and(|rest| rest.until > now)
+    }
+
+    /// Until when it is left alone: not for long while nothing else is usable,
+    /// for then nothing is gained by waiting.
+    pub(crate) fn rests_until(&self, starving: bool) -> Option<Instant> {
+        let until = self.ejected?.until;
+        Some(if starving { until.min(self.ejected?.since + LONGEST_REST_WHILE_STARVING) } else { until })
+    }
+
+    pub(crate) fn last_failure(&self) -> Option<&str> {
+        self.last_failure.as_deref()
+    }
+
+    /// Whether it has failed since it last answered.
+    pub(crate) fn is_on_probation(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// A connection has answered. True where that ends an ejection.
+    pub(crate) fn ready(&mut self, conn: C, now: Instant) -> bool {
+        self.link = Link::Ready { conn, since: now };
+        self.ejected = None;
+        self.last_failure = None;
+        std::mem::take(&mut self.failures) > 0
+    }
+
+    /// It failed: left alone for a while. Returns for how long.
+    pub(crate) fn eject(&mut self, cause: String, times: Ejection, random: f64, now: Instant) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        let rest = times.after(self.failures, random);
+        self.ejected = Some(Rest { since: now, until: now + rest });
+        self.last_failure = Some(cause);
+        self.link = Link::Idle;
+        rest
+    }
+
+    /// Its connection ended. True where it may be dialled again at once.
+    pub(crate) fn lost(&mut self, now: Instant) -> bool {
+        if let Link::Ready { since, .. } = self.link {
+            self.short_lives = if now - since < SHORT_LIFE { self.short_lives + 1 } else { 0 };
+        }
+        self.link = Link::Idle;
+        self.short_lives < SHORT_LIVES
+    }
+
+    /// The registry says that it has come back: what was before counts no more.
+    pub(crate) fn reset(&mut self) {
+        self.failures = 0;
+        self.short_lives = 0;
+        self.ejected = None;
+        self.last_failure = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMES: Ejection = Ejection { first: Duration::from_millis(500), at_most: Duration::from_secs(30) };
+
+    #[test]
+    fn ejection_grows_to_its_limit_and_is_varied_by_a_fifth() {
+        assert_eq!(TIMES.after(1, 0.5), Duration::from_millis(500));
+        assert_eq!(TIMES.after(2, 0.5), Duration::from_millis(800));
+        assert_eq!(TIMES.after(1, 0.0), Duration::from_millis(400));
+        assert_eq!(TIMES.after(1, 1.0), Duration::from_millis(600));
+        assert_eq!(TIMES.after(u32::MAX, 0.5), Duration::from_secs(30));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn three_short_lives_in_a_row_end_the_right_to_an_immediate_redial() {
+        let mut member = Member::new(Arc::new(Instance::new("a", "127.0.0.1", 1, "dc1")), (false, 0));
+        let mut redialled = Vec::new();
+        for life in [100, 100, 5000, 100, 100, 100] {
+            member.ready(0, Instant::now());
+            tokio::time::advance(Duration::from_millis(life)).await;
+            redialled.push(member.lost(Instant::now()));
+        }
+        assert_eq!(redialled, [true, true, true, true, true, false]);
+    }
+}

@@ -1,0 +1,266 @@
+//! Everything known of one service's instances, and what follows from it: pure,
+//! told what happened and asked with `now`.
+//!
+//! ```text
+//! registry, connections, reports -> Fleet -> plan: dial, retire, bind, ask, wake
+//! ```
+//!
+//! The worker does the rest: it dials what the plan says and publishes what it binds.
+
+mod member;
+mod plan;
+mod tier;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+pub(crate) use self::{
+    member::Ejection,
+    plan::{Dial, Plan},
+    tier::Word,
+};
+use self::{
+    member::{Link, Member},
+    tier::{Tier, into_conn},
+};
+use super::{options::Policy, status::DatacenterStatus};
+use crate::{Instance, InstanceId, Snapshot};
+
+/// An instance in a datacenter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) tier: usize,
+    pub(crate) id: InstanceId,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) policy: Policy,
+    pub(crate) spares: usize,
+    /// Keep the registry's order instead of the client's own.
+    pub(crate) registry_order: bool,
+    pub(crate) ejection: Ejection,
+    /// How long a better datacenter must have been usable before calls return to it.
+    pub(crate) failback_after: Duration,
+    /// How long a list must stay empty before its old instances are demoted.
+    pub(crate) demote_after: Duration,
+    /// Keep one connection to each other datacenter ready.
+    pub(crate) keep_warm: bool,
+    /// The client's own order among equals.
+    pub(crate) seed: u64,
+}
+
+/// The instances of one service, by datacenter in the order of preference.
+/// `C` is a connection.
+#[derive(Debug)]
+pub(crate) struct Fleet<C> {
+    settings: Settings,
+    tiers: Vec<Tier<C>>,
+    /// The preferred instance.
+    bound: Option<Key>,
+    attempts: u64,
+}
+
+impl<C: Clone> Fleet<C> {
+    /// A fleet with the own datacenter alone, asked from `now` on.
+    pub(crate) fn new(settings: Settings, now: Instant) -> Self {
+        let own = Tier { asked_since: Some(now), ..Tier::default() };
+        Self { settings, tiers: vec![own], bound: None, attempts: 0 }
+    }
+
+    /// The number of other datacenters has become known, or has changed.
+    /// Returns the connections to those that are no more.
+    pub(crate) fn set_others(&mut self, others: usize) -> Vec<C> {
+        let mut gone = Vec::new();
+        while self.tiers.len() > others + 1 {
+            gone.extend(self.tiers.pop().map(|mut tier| tier.clear()).unwrap_or_default());
+        }
+        self.tiers.resize_with(others + 1, Tier::default);
+        if self.bound.as_ref().is_some_and(|b| b.tier >= self.tiers.len()) {
+            self.bound = None;
+        }
+        gone
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.tiers.len()
+    }
+
+    /// The worker asks the registry about this datacenter from `now` on.
+    pub(crate) fn asked(&mut self, tier: usize, now: Instant) {
+        self.tiers[tier].asked_since = Some(now);
+    }
+
+    /// It is no longer asked. Returns the connections to give up.
+    pub(crate) fn unasked(&mut self, tier: usize) -> Vec<C> {
+        self.tiers[tier].clear()
+    }
+
+    /// The registry has spoken. Returns the connections to instances that left.
+    pub(crate) fn hear(&mut self, tier: usize, word: Word, snapshot: Option<&Snapshot>) -> Vec<C> {
+        let settings = self.settings;
+        let tier = &mut self.tiers[tier];
+        // Looks at the word before: what comes back after an empty list starts anew.
+        let gone = match snapshot {
+            Some(snapshot) if word.empty_since.is_none() => tier.apply(snapshot, |place, id| {
+                if settings.registry_order { place as u64 } else { own_order(settings.seed, id) }
+            }),
+            _ => Vec::new(),
+        };
+        tier.word = word;
+        gone
+    }
+
+    /// A connection has answered. Returns the connection itself where nobody
+    /// waits for it any more, else whether it ends an ejection.
+    pub(crate) fn connected(&mut self, key: &Key, attempt: u64, conn: C, now: Instant) -> Result<bool, C> {
+        match self.dialling(key, attempt) {
+            Some(member) => Ok(member.ready(conn, now)),
+            None => Err(conn),
+        }
+    }
+
+    /// An attempt failed. Returns the instance and its rest when this begins
+    /// an ejection; later failures of the same episode say nothing.
+    pub(crate) fn refused(
+        &mut self,
+        key: &Key,
+        attempt: u64,
+        cause: String,
+        random: f64,
+        now: Instant,
+    ) -> Option<(Arc<Instance>, Duration)> {
+        let times = self.settings.ejection;
+        let member = self.dialling(key, attempt)?;
+        let first = !member.is_on_probation();
+        let rest = member.eject(cause, times, random, now);
+        first.then(|| (Arc::clone(&member.instance), rest))
+    }
+
+    fn dialling(&mut self, key: &Key, attempt: u64) -> Option<&mut Member<C>> {
+        let member = self.tiers.get_mut(key.tier)?.members.get_mut(&key.id)?;
+        matches!(member.link, Link::Dialling { attempt: current, .. } if current == attempt).then_some(member)
+    }
+
+    /// The connection that `is_it` knows was lost: dialled again at once, unless
+    /// it keeps dying young. Returns the instance and its rest when it is ejected.
+    pub(crate) fn lost(
+        &mut self,
+        is_it: impl Fn(&C) -> bool,
+        cause: &str,
+        random: f64,
+        now: Instant,
+    ) -> Option<(Arc<Instance>, Duration)> {
+        let times = self.settings.ejection;
+        let member = self.find(is_it)?;
+        if member.lost(now) {
+            return None;
+        }
+        let rest = member.eject(format!("{cause}, again and again"), times, random, now);
+        Some((Arc::clone(&member.instance), rest))
+    }
+
+    /// Takes the connected instance that `is_it` knows out for a while.
+    /// Returns it and its rest.
+    pub(crate) fn eject(
+        &mut self,
+        is_it: impl Fn(&C) -> bool,
+        cause: String,
+        random: f64,
+        now: Instant,
+    ) -> Option<(Arc<Instance>, Duration)> {
+        let times = self.settings.ejection;
+        let member = self.find(is_it)?;
+        let rest = member.eject(cause, times, random, now);
+        Some((Arc::clone(&member.instance), rest))
+    }
+
+    fn find(&mut self, is_it: impl Fn(&C) -> bool) -> Option<&mut Member<C>> {
+        self.tiers
+            .iter_mut()
+            .flat_map(|tier| tier.members.values_mut())
+            .find(|m| matches!(&m.link, Link::Ready { conn, .. } if is_it(conn)))
+    }
+
+    /// The connection that `is_it` knows.
+    pub(crate) fn connection(&self, is_it: impl Fn(&C) -> bool) -> Option<C> {
+        self.tiers.iter().flat_map(|tier| tier.members.values()).find_map(|m| match &m.link {
+            Link::Ready { conn, .. } if is_it(conn) => Some(conn.clone()),
+            _ => None,
+        })
+    }
+
+    /// What the registry says of a member.
+    pub(crate) fn instance(&self, key: &Key) -> Option<Arc<Instance>> {
+        self.tiers.get(key.tier)?.members.get(&key.id).map(|m| Arc::clone(&m.instance))
+    }
+
+    /// The datacenter of the preferred instance.
+    pub(crate) fn bound_tier(&self) -> Option<usize> {
+        self.bound.as_ref().map(|b| b.tier)
+    }
+
+    /// How many instances of the bound datacenter are ready.
+    pub(crate) fn ready_peers(&self) -> usize {
+        self.bound
+            .as_ref()
+            .and_then(|b| self.tiers.get(b.tier))
+            .map_or(0, |tier| tier.members.values().filter(|m| m.is_ready()).count())
+    }
+
+    /// Nothing at all is connected.
+    fn is_starving(&self) -> bool {
+        !self.tiers.iter().any(Tier::has_ready)
+    }
+
+    /// Everything connected, given up.
+    pub(crate) fn clear(&mut self) -> Vec<C> {
+        self.bound = None;
+        self.tiers.iter_mut().flat_map(Tier::clear).collect()
+    }
+
+    /// What the status says of one datacenter; name and errors are the worker's to add.
+    pub(crate) fn status(&self, tier: usize, now: Instant) -> DatacenterStatus {
+        let data = &self.tiers[tier];
+        let members = || data.members.values();
+        DatacenterStatus {
+            asked: data.asked_since.is_some(),
+            known: members().count(),
+            ready: members().filter(|m| m.is_ready()).count(),
+            ejected: members().filter(|m| m.is_ejected(now)).count(),
+            last_failure: members().find_map(|m| m.last_failure().map(str::to_owned)),
+            empty_since: data.word.empty_since,
+            demoted: self.is_demoted(tier, now),
+            answered: data.word.answered,
+            ..DatacenterStatus::default()
+        }
+    }
+
+    fn is_demoted(&self, tier: usize, now: Instant) -> bool {
+        self.tiers[tier]
+            .word
+            .empty_since
+            .is_some_and(|since| now.saturating_duration_since(since) >= self.settings.demote_after)
+    }
+
+    /// Takes a member's connection away, without prejudice.
+    fn disconnect(&mut self, key: &Key) -> Option<C> {
+        let member = self.tiers[key.tier].members.get_mut(&key.id)?;
+        into_conn(std::mem::replace(&mut member.link, Link::Idle))
+    }
+}
+
+/// Each client has its own order, so that many clients spread over equals.
+fn own_order(seed: u64, id: &InstanceId) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (seed, id).hash(&mut hasher);
+    hasher.finish()
+}

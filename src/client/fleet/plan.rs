@@ -1,0 +1,283 @@
+//! What follows from what the fleet knows.
+
+use tokio::time::Instant;
+
+use super::{
+    Fleet, Key,
+    member::Link,
+    tier::{HEAD_START, is_fresh},
+};
+use crate::client::options::Policy;
+
+/// What the worker is to do now.
+#[derive(Debug)]
+pub(crate) struct Plan<C> {
+    /// Instances to dial.
+    pub(crate) dial: Vec<Dial>,
+    /// Connections no longer wanted; calls on them finish.
+    pub(crate) retire: Vec<C>,
+    /// What is bound; `None` when nothing is usable.
+    pub(crate) bound: Option<Bound<C>>,
+    /// For each datacenter, whether it is to be asked.
+    pub(crate) ask: Vec<bool>,
+    /// Whether others than the own datacenter are wanted, known or not.
+    pub(crate) need_others: bool,
+    /// Nothing is usable, and no attempt that has just begun may change that.
+    pub(crate) hopeless: bool,
+    /// When the plan changes by itself.
+    pub(crate) wake: Option<Instant>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Dial {
+    pub(crate) key: Key,
+    pub(crate) attempt: u64,
+}
+
+/// The ready connections of one datacenter, the preferred one first.
+#[derive(Debug)]
+pub(crate) struct Bound<C> {
+    pub(crate) tier: usize,
+    pub(crate) endpoints: Vec<C>,
+}
+
+/// The earliest of several moments, all after `now`.
+struct Wake {
+    now: Instant,
+    at: Option<Instant>,
+}
+
+impl Wake {
+    fn at(&mut self, at: Instant) {
+        if at > self.now {
+            self.at = Some(self.at.map_or(at, |earliest| earliest.min(at)));
+        }
+    }
+}
+
+impl<C: Clone> Fleet<C> {
+    /// What to do now. Marks what it says to dial as being dialled.
+    pub(crate) fn plan(&mut self, now: Instant) -> Plan<C> {
+        let mut wake = Wake { now, at: None };
+        let order = self.order(now, &mut wake);
+        let dial = self.dials(&order, now, &mut wake);
+        self.note_usability(now, &mut wake);
+        let tier = self.choose(&order, now, &mut wake);
+        let ask = self.asks(&order, tier, now, &mut wake);
+        self.bind(tier);
+        let retire = self.retirements(&order, tier);
+        let bound = tier.map(|tier| Bound { tier, endpoints: self.endpoints(tier) });
+        let need_others =
+            self.settings.keep_warm || !(self.tiers[0].has_ready() || self.is_being_replaced(now));
+        let hopeless = bound.is_none() && !self.tiers.iter().any(|t| t.is_hopeful(now) || t.is_pending(now));
+        Plan { dial, retire, bound, ask, need_others, hopeless, wake: wake.at }
+    }
+
+    /// Datacenters in the order of preference; demoted ones come last.
+    fn order(&self, now: Instant, wake: &mut Wake) -> Vec<usize> {
+        let mut order: Vec<_> = (0..self.tiers.len()).collect();
+        order.sort_by_key(|&tier| self.is_demoted(tier, now));
+        for tier in &self.tiers {
+            if let Some(since) = tier.word.empty_since {
+                wake.at(since + self.settings.demote_after);
+            }
+        }
+        order
+    }
+
+    /// Instances to dial, and marks them. Only up to the datacenter that is
+    /// usable: those behind it are not needed, unless they are kept warm.
+    fn dials(&mut self, order: &[usize], now: Instant, wake: &mut Wake) -> Vec<Dial> {
+        let mut dials = Vec::new();
+        let mut behind = false;
+        for &tier in order {
+            if self.tiers[tier].asked_since.is_some() {
+                let wanted = match (behind, self.settings.policy) {
+                    (true, _) if !self.settings.keep_warm => 0,
+                    (true, _) => 1,
+                    (false, Policy::PickFirst) => 1 + self.settings.spares,
+                    (false, Policy::RoundRobin) => usize::MAX,
+                };
+                self.dial_up_to(tier, wanted, now, wake, &mut dials);
+            }
+            behind |= self.tiers[tier].has_ready();
+        }
+        dials
+    }
+
+    /// Starts attempts until as many connections are ready or freshly under
+    /// way. An attempt that has been out for the head start counts no more, so
+    /// that a silent host holds nobody up.
+    fn dial_up_to(
+        &mut self,
+        tier: usize,
+        wanted: usize,
+        now: Instant,
+        wake: &mut Wake,
+        dials: &mut Vec<Dial>,
+    ) {
+        let starving = self.is_starving();
+        let ranked: Vec<_> = self.tiers[tier].ranked().into_iter().cloned().collect();
+        let members = &mut self.tiers[tier].members;
+        let mut under_way = 0;
+        for member in members.values() {
+            match member.link {
+                Link::Ready { .. } => under_way += 1,
+                Link::Dialling { since, .. } if is_fresh(since, now) => {
+                    under_way += 1;
+                    wake.at(since + HEAD_START);
+                }
+                Link::Dialling { .. } | Link::Idle => {}
+            }
+        }
+        for id in ranked {
+            if under_way >= wanted {
+                return;
+            }
+            let Some(member) = members.get_mut(&id) else { continue };
+            if !matches!(member.link, Link::Idle) {
+                continue;
+            }
+            if let Some(until) = member.rests_until(starving).filter(|&until| until > now) {
+                wake.at(until);
+                continue;
+            }
+            self.attempts += 1;
+            member.link = Link::Dialling { since: now, attempt: self.attempts };
+            dials.push(Dial { key: Key { tier, id }, attempt: self.attempts });
+            wake.at(now + HEAD_START);
+            under_way += 1;
+        }
+    }
+
+    fn note_usability(&mut self, now: Instant, wake: &mut Wake) {
+        for tier in &mut self.tiers {
+            // The status counts who is ejected: it changes when a rest ends.
+            tier.members.values().filter_map(|m| m.rests_until(false)).for_each(|until| wake.at(until));
+            if tier.has_ready() {
+                tier.usable_since.get_or_insert(now);
+                continue;
+            }
+            tier.usable_since = None;
+            let unheard = tier.asked_since.is_none() || (!tier.word.answered && !tier.word.failing);
+            if !unheard && !tier.is_hopeful(now) {
+                tier.was_unusable = true;
+            }
+        }
+    }
+
+    /// The datacenter to bind to.
+    fn choose(&mut self, order: &[usize], now: Instant, wake: &mut Wake) -> Option<usize> {
+        let best = order.iter().copied().find(|&t| self.tiers[t].has_ready())?;
+        let place = |tier: usize| order.iter().position(|&t| t == tier).unwrap_or(usize::MAX);
+        let current = self.bound.as_ref().map(|b| b.tier);
+        let Some(current) = current.filter(|&t| self.tiers[t].has_ready()) else {
+            // Nothing is bound. A better datacenter whose attempt has just begun
+            // (a connection being replaced) is given its head start.
+            let hopeful = order[..place(best)]
+                .iter()
+                .find(|&&t| self.tiers[t].is_hopeful(now) || self.tiers[t].is_pending(now));
+            if let Some(&tier) = hopeful {
+                let since = self.tiers[tier].asked_since.unwrap_or(now);
+                wake.at(since + HEAD_START);
+                return None;
+            }
+            return Some(best);
+        };
+        if place(best) >= place(current) {
+            return Some(current);
+        }
+        if self.is_demoted(current, now) {
+            return Some(best);
+        }
+        // A better one is usable again.
+        let tier = &self.tiers[best];
+        let due = tier.usable_since.unwrap_or(now)
+            + if tier.was_unusable { self.settings.failback_after } else { std::time::Duration::ZERO };
+        if due <= now {
+            return Some(best);
+        }
+        wake.at(due);
+        Some(current)
+    }
+
+    /// Which datacenters to ask: the own one always; the others when no better
+    /// one is usable, when they are bound, or when they are kept warm.
+    fn asks(&self, order: &[usize], bound: Option<usize>, now: Instant, wake: &mut Wake) -> Vec<bool> {
+        let mut ask = vec![self.settings.keep_warm; self.tiers.len()];
+        let replaced = self.is_being_replaced(now);
+        for tier in self.tiers.iter().filter(|tier| tier.is_pending(now)) {
+            wake.at(tier.asked_since.unwrap_or(now) + HEAD_START);
+        }
+        let mut need = true;
+        for &tier in order {
+            ask[tier] |= tier == 0 || bound == Some(tier) || (need && !replaced);
+            need &= !self.tiers[tier].has_ready();
+        }
+        ask
+    }
+
+    /// The own datacenter has an attempt that has just begun, or has not been
+    /// heard yet: no need to look elsewhere so soon.
+    fn is_being_replaced(&self, now: Instant) -> bool {
+        self.tiers[0].is_hopeful(now) || self.tiers[0].is_pending(now)
+    }
+
+    /// Keeps the preferred instance while it is ready, else takes the first in rank.
+    fn bind(&mut self, tier: Option<usize>) {
+        let Some(tier) = tier else {
+            // Remembered, so that a reconnection of the same one is no rebind.
+            if self.bound.as_ref().is_some_and(|b| !self.tiers[b.tier].members.contains_key(&b.id)) {
+                self.bound = None;
+            }
+            return;
+        };
+        let ready = |id: &crate::InstanceId| self.tiers[tier].members.get(id).is_some_and(|m| m.is_ready());
+        if self.bound.as_ref().is_some_and(|b| b.tier == tier && ready(&b.id)) {
+            return;
+        }
+        let first = self.tiers[tier].ranked().into_iter().find(|id| ready(id)).cloned();
+        self.bound = first.map(|id| Key { tier, id });
+    }
+
+    /// Connections beyond what is wanted: surplus spares, and those to
+    /// datacenters behind the one in use.
+    fn retirements(&mut self, order: &[usize], bound: Option<usize>) -> Vec<C> {
+        let Some(bound) = bound else { return Vec::new() };
+        let mut surplus = Vec::new();
+        let mut behind = false;
+        for &tier in order {
+            let keep = match (behind, self.settings.policy) {
+                (true, _) if self.settings.keep_warm => 1,
+                (true, _) => 0,
+                (false, Policy::PickFirst) => 1 + self.settings.spares,
+                (false, Policy::RoundRobin) => usize::MAX,
+            };
+            let mut ready: Vec<_> = self.tiers[tier]
+                .members
+                .iter()
+                .filter(|(_, m)| m.is_ready())
+                .map(|(id, m)| (id, m.rank))
+                .collect();
+            let preferred = self.bound.as_ref().filter(|b| b.tier == tier).map(|b| &b.id);
+            ready.sort_by_key(|(id, rank)| (Some(*id) != preferred, *rank));
+            surplus.extend(ready.into_iter().skip(keep).map(|(id, _)| Key { tier, id: id.clone() }));
+            behind |= tier == bound;
+        }
+        surplus.iter().filter_map(|key| self.disconnect(key)).collect()
+    }
+
+    fn endpoints(&self, tier: usize) -> Vec<C> {
+        let members = &self.tiers[tier].members;
+        let mut ready: Vec<_> = members
+            .iter()
+            .filter_map(|(id, m)| match &m.link {
+                Link::Ready { conn, .. } => Some((id, m.rank, conn)),
+                _ => None,
+            })
+            .collect();
+        let preferred = self.bound.as_ref().map(|b| &b.id);
+        ready.sort_by_key(|(id, rank, _)| (Some(*id) != preferred, *rank));
+        ready.into_iter().map(|(_, _, conn)| conn.clone()).collect()
+    }
+}

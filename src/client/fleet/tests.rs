@@ -1,0 +1,334 @@
+use super::*;
+
+/// A connection is a number here.
+type Conn = u32;
+
+struct Bench {
+    fleet: Fleet<Conn>,
+    now: Instant,
+    conns: u32,
+}
+
+fn settings() -> Settings {
+    Settings {
+        policy: Policy::PickFirst,
+        spares: 1,
+        registry_order: true,
+        ejection: Ejection { first: Duration::from_millis(500), at_most: Duration::from_secs(30) },
+        failback_after: Duration::from_secs(5),
+        demote_after: Duration::from_secs(4),
+        keep_warm: false,
+        seed: 7,
+    }
+}
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+impl Bench {
+    fn new(settings: Settings, others: usize) -> Self {
+        let now = Instant::now();
+        let mut fleet = Fleet::new(settings, now);
+        fleet.set_others(others);
+        Self { fleet, now, conns: 0 }
+    }
+
+    fn list(&mut self, tier: usize, names: &[&str]) -> Vec<Conn> {
+        let instances = names
+            .iter()
+            .map(|name| Arc::new(Instance::new(*name, name, 1, format!("dc{}", tier + 1))))
+            .collect();
+        let word = Word { answered: true, ..Word::default() };
+        self.fleet.hear(tier, word, Some(&Snapshot { instances }))
+    }
+
+    fn plan(&mut self) -> Plan<Conn> {
+        self.fleet.plan(self.now)
+    }
+
+    /// Plans, and lets every dial succeed except to `dead`; until nothing is dialled.
+    fn settle(&mut self, dead: &[&str]) -> Plan<Conn> {
+        loop {
+            let mut plan = self.plan();
+            for (tier, &ask) in plan.ask.clone().iter().enumerate() {
+                if ask && tier > 0 && self.fleet.tiers[tier].asked_since.is_none() {
+                    self.fleet.asked(tier, self.now);
+                }
+            }
+            let dials = std::mem::take(&mut plan.dial);
+            if dials.is_empty() {
+                return plan;
+            }
+            for Dial { key, attempt } in dials {
+                if dead.iter().any(|name| key.id.authority().starts_with(name)) {
+                    self.fleet.refused(&key, attempt, "refused".into(), 0.5, self.now);
+                } else {
+                    self.conns += 1;
+                    self.fleet.connected(&key, attempt, self.conns, self.now).expect("wanted");
+                }
+            }
+        }
+    }
+
+    /// The names that are bound, the preferred one first.
+    fn bound(&self, plan: &Plan<Conn>) -> Vec<String> {
+        let name = |conn: Conn| {
+            let members = self.fleet.tiers.iter().flat_map(|t| t.members.values());
+            members
+                .filter(|m| matches!(m.link, Link::Ready { conn: c, .. } if c == conn))
+                .map(|m| m.instance.name.clone())
+                .next()
+                .expect("known")
+        };
+        plan.bound.iter().flat_map(|b| b.endpoints.iter().map(|&c| name(c))).collect()
+    }
+
+    fn conn(&self, name: &str) -> Conn {
+        let members = self.fleet.tiers.iter().flat_map(|t| t.members.values());
+        members
+            .filter(|m| m.instance.name == name)
+            .find_map(|m| match m.link {
+                Link::Ready { conn, .. } => Some(conn),
+                _ => None,
+            })
+            .expect("connected")
+    }
+
+    fn lose(&mut self, name: &str) {
+        let conn = self.conn(name);
+        self.fleet.lost(|&c| c == conn, "lost", 0.5, self.now);
+    }
+}
+
+#[tokio::test]
+async fn pick_first_connects_one_and_a_spare_and_no_more() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["a", "b", "c"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["a", "b"]);
+}
+
+#[tokio::test]
+async fn round_robin_connects_all() {
+    let mut bench = Bench::new(Settings { policy: Policy::RoundRobin, ..settings() }, 0);
+    bench.list(0, &["a", "b", "c"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["a", "b", "c"]);
+}
+
+#[tokio::test]
+async fn the_preferred_instance_stays_preferred_when_better_ones_appear() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["b"]);
+    bench.settle(&[]);
+    bench.list(0, &["a", "b"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["b", "a"]);
+}
+
+#[tokio::test]
+async fn a_lost_one_is_replaced_by_its_spare_and_dialled_again_at_once() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["a", "b", "c"]);
+    bench.settle(&[]);
+    bench.lose("a");
+    let plan = bench.plan();
+    assert_eq!(bench.bound(&plan), ["b"]);
+    assert_eq!(plan.dial.len(), 1);
+    assert_eq!(plan.dial[0].key.id.authority(), "a:1");
+}
+
+#[tokio::test]
+async fn a_refused_one_rests_and_another_is_dialled_in_its_place() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["a", "b", "c"]);
+    bench.settle(&[]);
+    bench.lose("a");
+    let plan = bench.settle(&["a"]);
+    assert_eq!(bench.bound(&plan), ["b", "c"]);
+    assert_eq!(bench.fleet.status(0, bench.now).ejected, 1);
+}
+
+#[tokio::test]
+async fn silent_hosts_hold_nobody_up() {
+    let mut bench = Bench::new(Settings { spares: 0, ..settings() }, 0);
+    bench.list(0, &["a", "b", "c"]);
+    let first = bench.plan();
+    assert_eq!(first.dial.len(), 1);
+    assert_eq!(first.wake, Some(bench.now + tier::HEAD_START), "nothing has answered: try another soon");
+    assert!(bench.plan().dial.is_empty(), "not before");
+    bench.now += tier::HEAD_START;
+    assert_eq!(bench.plan().dial.len(), 1);
+    bench.now += tier::HEAD_START;
+    assert_eq!(bench.plan().dial.len(), 1);
+}
+
+#[tokio::test]
+async fn an_instance_that_left_the_list_goes_at_once_and_its_connection_is_given_back() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["a", "b"]);
+    bench.settle(&[]);
+    let a = bench.conn("a");
+    assert_eq!(bench.list(0, &["b"]), [a]);
+    let plan = bench.plan();
+    assert_eq!(bench.bound(&plan), ["b"]);
+}
+
+#[tokio::test]
+async fn news_of_a_return_ends_the_rest() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["a", "b"]);
+    bench.settle(&["a"]);
+    assert!(bench.plan().dial.is_empty(), "resting");
+    bench.list(0, &["b"]);
+    bench.list(0, &["a", "b"]);
+    assert_eq!(bench.plan().dial.len(), 1, "the registry has seen it come back");
+}
+
+#[tokio::test]
+async fn a_list_that_is_suddenly_empty_keeps_the_instances_and_their_return_ends_the_rest() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["a", "b"]);
+    bench.settle(&["b"]);
+    let empty = Word { answered: true, empty_since: Some(bench.now), ..Word::default() };
+    assert!(bench.fleet.hear(0, empty, Some(&Snapshot::default())).is_empty());
+    let plan = bench.plan();
+    assert_eq!(bench.bound(&plan), ["a"]);
+    bench.list(0, &["a", "b"]);
+    assert_eq!(bench.plan().dial.len(), 1);
+}
+
+#[tokio::test]
+async fn nothing_usable_here_asks_the_others_and_the_first_usable_one_wins() {
+    let mut bench = Bench::new(settings(), 2);
+    bench.list(0, &["a"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(plan.ask, [true, false, false], "no need");
+    bench.lose("a");
+    let plan = bench.settle(&["a"]);
+    assert_eq!(plan.ask, [true, true, true], "all at once");
+    bench.list(2, &["z"]);
+    let plan = bench.settle(&["a"]);
+    assert_eq!(plan.bound.as_ref().map(|b| b.tier), Some(2), "the nearer one has not answered");
+    bench.list(1, &["y"]);
+    let plan = bench.settle(&["a"]);
+    assert_eq!(plan.bound.as_ref().map(|b| b.tier), Some(1), "and is moved to as soon as it does");
+    assert_eq!(plan.ask, [true, true, false], "the farther one is no longer needed");
+}
+
+#[tokio::test]
+async fn calls_return_once_the_own_datacenter_has_been_usable_for_a_while() {
+    let mut bench = Bench::new(settings(), 1);
+    bench.list(0, &["a"]);
+    bench.settle(&["a"]);
+    bench.list(1, &["z"]);
+    let plan = bench.settle(&["a"]);
+    assert_eq!(plan.bound.as_ref().map(|b| b.tier), Some(1));
+    bench.now += ms(700);
+    let plan = bench.settle(&[]);
+    assert_eq!(plan.bound.as_ref().map(|b| b.tier), Some(1), "not yet");
+    let due = plan.wake.expect("due");
+    assert_eq!(due, bench.now + settings().failback_after);
+    bench.now = due;
+    let plan = bench.plan();
+    assert_eq!(bench.bound(&plan), ["a"]);
+    assert_eq!(plan.retire.len(), 1, "the other datacenter's connection is given up after the move");
+    assert_eq!(plan.ask, [true, false]);
+}
+
+#[tokio::test]
+async fn an_unsteady_own_datacenter_is_not_returned_to() {
+    let mut bench = Bench::new(settings(), 1);
+    bench.list(0, &["a"]);
+    bench.settle(&["a"]);
+    bench.list(1, &["z"]);
+    bench.settle(&["a"]);
+    bench.now += ms(700);
+    bench.settle(&[]);
+    bench.now += ms(4000);
+    bench.lose("a");
+    bench.settle(&["a"]);
+    bench.now += ms(2000);
+    bench.settle(&[]);
+    bench.now += ms(4900);
+    let plan = bench.settle(&[]);
+    assert_eq!(plan.bound.as_ref().map(|b| b.tier), Some(1), "it was lost in between");
+}
+
+#[tokio::test]
+async fn a_list_that_stays_empty_is_demoted_and_remains_the_last_resort() {
+    let mut bench = Bench::new(settings(), 1);
+    bench.list(0, &["a"]);
+    bench.settle(&[]);
+    let empty = Word { answered: true, empty_since: Some(bench.now), ..Word::default() };
+    bench.fleet.hear(0, empty, None);
+    let plan = bench.settle(&[]);
+    assert_eq!(plan.ask, [true, false]);
+    assert_eq!(plan.wake, Some(bench.now + settings().demote_after));
+    bench.now += settings().demote_after;
+    let plan = bench.settle(&[]);
+    assert_eq!(plan.ask, [true, true]);
+    assert_eq!(bench.bound(&plan), ["a"], "nothing better has answered");
+    bench.list(1, &["z"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(plan.bound.as_ref().map(|b| b.tier), Some(1));
+    bench.lose("z");
+    let plan = bench.settle(&["z"]);
+    assert_eq!(bench.bound(&plan), ["a"], "the last resort");
+}
+
+#[tokio::test]
+async fn a_connection_that_is_being_replaced_is_no_reason_to_leave_the_datacenter() {
+    let mut bench = Bench::new(Settings { keep_warm: true, ..settings() }, 1);
+    bench.list(0, &["a"]);
+    bench.settle(&[]);
+    bench.list(1, &["z"]);
+    bench.settle(&[]);
+    bench.lose("a");
+    let plan = bench.plan();
+    assert!(plan.bound.is_none(), "a is dialled again this moment");
+    assert!(!plan.hopeless);
+    bench.now += tier::HEAD_START;
+    let plan = bench.plan();
+    assert_eq!(bench.bound(&plan), ["z"], "it has had its head start");
+}
+
+#[tokio::test]
+async fn kept_warm_one_connection_to_each_other_datacenter_is_ready() {
+    let mut bench = Bench::new(Settings { keep_warm: true, ..settings() }, 1);
+    bench.list(0, &["a"]);
+    bench.settle(&[]);
+    bench.list(1, &["y", "z"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["a"]);
+    assert_eq!(bench.fleet.status(1, bench.now).ready, 1);
+    bench.lose("a");
+    let plan = bench.settle(&["a"]);
+    assert_eq!(bench.bound(&plan).first().map(String::as_str), Some("y"), "without asking anybody first");
+}
+
+#[tokio::test]
+async fn a_long_rest_is_cut_short_when_nothing_else_is_left() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["a", "b"]);
+    bench.settle(&["a"]);
+    for _ in 0..12 {
+        bench.now += Duration::from_secs(40);
+        bench.settle(&["a"]);
+    }
+    bench.lose("b");
+    bench.settle(&["a", "b"]);
+    bench.now += Duration::from_secs(2);
+    let plan = bench.plan();
+    assert!(plan.dial.iter().any(|d| d.key.id.authority() == "a:1"), "waiting gains nothing");
+}
+
+#[tokio::test]
+async fn a_late_answer_to_a_given_up_attempt_is_handed_back() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["a"]);
+    let dial = bench.plan().dial.remove(0);
+    bench.list(0, &["b"]);
+    assert_eq!(bench.fleet.connected(&dial.key, dial.attempt, 1, bench.now), Err(1));
+}

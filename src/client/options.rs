@@ -1,0 +1,329 @@
+//! The settings of one service.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::{
+    error::BuildError,
+    hook::{CallFailure, Hook},
+    methods::{Methods, is_path},
+};
+use crate::consul::Consistency;
+
+/// How calls are given to the ready instances of the datacenter in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Policy {
+    /// All calls to one instance, chosen at random among equals, with spare
+    /// connections ready beside it.
+    #[default]
+    PickFirst,
+    /// Each call to the next one in turn.
+    RoundRobin,
+}
+
+/// What to find in Consul under one service name, and how to call it.
+///
+/// Settings are checked by [`build`](super::ConsulServiceBuilder::build), whose
+/// error names the one that is wrong.
+#[derive(Clone)]
+pub struct ServiceOptions {
+    pub(crate) name: String,
+    pub(crate) tags: Vec<String>,
+    pub(crate) meta: Vec<(String, String)>,
+    pub(crate) filter: Option<String>,
+    pub(crate) near: Option<String>,
+    pub(crate) consistency: Consistency,
+    pub(crate) include_warning: bool,
+    pub(crate) policy: Policy,
+    pub(crate) spares: usize,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) default_timeout: Option<Duration>,
+    pub(crate) fail_fast_after: Duration,
+    pub(crate) suspect_after: Duration,
+    pub(crate) probe_timeout: Duration,
+    pub(crate) eject_for: Duration,
+    pub(crate) eject_at_most: Duration,
+    pub(crate) failures_to_eject: u32,
+    pub(crate) max_attempts: u32,
+    pub(crate) retry_ratio: f32,
+    pub(crate) retries_per_second: u32,
+    pub(crate) replay_limit: usize,
+    pub(crate) keep_alive: Option<(Duration, Duration)>,
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Option<tonic::transport::ClientTlsConfig>,
+    pub(crate) safe_methods: Vec<String>,
+    pub(crate) descriptors: Vec<Vec<u8>>,
+    pub(crate) hook: Option<Hook>,
+}
+
+impl ServiceOptions {
+    /// The service called `name` in Consul, with every setting at its default.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            tags: Vec::new(),
+            meta: Vec::new(),
+            filter: None,
+            near: None,
+            consistency: Consistency::default(),
+            include_warning: false,
+            policy: Policy::default(),
+            spares: 1,
+            connect_timeout: Duration::from_secs(1),
+            default_timeout: Some(Duration::from_secs(10)),
+            fail_fast_after: Duration::from_secs(3),
+            suspect_after: Duration::from_millis(500),
+            probe_timeout: Duration::from_millis(500),
+            eject_for: Duration::from_millis(500),
+            eject_at_most: Duration::from_secs(30),
+            failures_to_eject: 5,
+            max_attempts: 5,
+            retry_ratio: 0.2,
+            retries_per_second: 100,
+            replay_limit: 64 * 1024,
+            keep_alive: None,
+            #[cfg(feature = "tls")]
+            tls: None,
+            safe_methods: Vec::new(),
+            descriptors: Vec::new(),
+            hook: None,
+        }
+    }
+
+    /// Only instances that carry this tag; several add up. Default: any.
+    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+        self.tags.push(tag.into());
+        self
+    }
+
+    /// Only instances whose service metadata has this value under this key;
+    /// several add up. Default: any.
+    pub fn meta(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.meta.push((key.into(), value.into()));
+        self
+    }
+
+    /// Only instances that match this Consul filter expression. Default: none.
+    pub fn filter(mut self, expression: impl Into<String>) -> Self {
+        self.filter = Some(expression.into());
+        self
+    }
+
+    /// Prefers instances near this node (`_agent`: the agent's own), in the
+    /// order Consul gives, instead of a random one. Default: random.
+    pub fn near(mut self, node: impl Into<String>) -> Self {
+        self.near = Some(node.into());
+        self
+    }
+
+    /// How fresh Consul's answers must be. Default: [`Consistency::Stale`],
+    /// which is answered without a leader too.
+    pub fn consistency(mut self, consistency: Consistency) -> Self {
+        self.consistency = consistency;
+        self
+    }
+
+    /// Uses instances with a check in the warning state, after all others.
+    /// Default: they are not used.
+    pub fn include_warning(mut self, yes: bool) -> Self {
+        self.include_warning = yes;
+        self
+    }
+
+    /// How calls are spread. Default: [`Policy::PickFirst`].
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// How many connections [`Policy::PickFirst`] keeps ready beside the one in use. Default: 1.
+    pub fn spares(mut self, spares: usize) -> Self {
+        self.spares = spares;
+        self
+    }
+
+    /// The time for one connection to be made and to answer: TCP, TLS and one
+    /// exchange together. Default: 1 s, as linkerd has it.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// The deadline of calls that bring none, up to the response's headers
+    /// (and to its end where the descriptors say that it is a single message).
+    /// `None`: no bound. Default: 10 s.
+    pub fn default_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.default_timeout = timeout.into();
+        self
+    }
+
+    /// How long a call waits for a usable instance, within its deadline.
+    /// Default: 3 s, as linkerd has it.
+    pub fn fail_fast_after(mut self, wait: Duration) -> Self {
+        self.fail_fast_after = wait;
+        self
+    }
+
+    /// How long an attempt may be out, with nothing else heard from its
+    /// instance, before that is probed. Default: 500 ms.
+    pub fn suspect_after(mut self, wait: Duration) -> Self {
+        self.suspect_after = wait;
+        self
+    }
+
+    /// How long a probe (`grpc.health.v1` Check) of a suspect may take. Default: 500 ms.
+    pub fn probe_timeout(mut self, timeout: Duration) -> Self {
+        self.probe_timeout = timeout;
+        self
+    }
+
+    /// How long a failed instance is left alone: `first`, then 1.6 times as
+    /// long after each further failure, up to `at_most`, each varied by a fifth
+    /// (gRPC's connection back-off). Default: 500 ms and 30 s.
+    pub fn ejection(mut self, first: Duration, at_most: Duration) -> Self {
+        self.eject_for = first;
+        self.eject_at_most = at_most;
+        self
+    }
+
+    /// How many UNAVAILABLE answers in a row eject an instance that has a
+    /// usable peer. Default: 5 (Envoy's consecutive failures).
+    pub fn failures_to_eject(mut self, failures: u32) -> Self {
+        self.failures_to_eject = failures;
+        self
+    }
+
+    /// How many times one call may be sent in all, whatever the reasons. Default: 5 (gRFC A6's cap).
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = attempts;
+        self
+    }
+
+    /// The budget for resending calls that may have run: this share of all
+    /// calls, and at least so many a second. Calls that provably never ran do
+    /// not count. Default: 0.2 and 100.
+    pub fn retry_budget(mut self, share: f32, per_second: u32) -> Self {
+        self.retry_ratio = share;
+        self.retries_per_second = per_second;
+        self
+    }
+
+    /// How many bytes of a request are kept for resending. Default: 64 KiB.
+    pub fn replay_limit(mut self, bytes: usize) -> Self {
+        self.replay_limit = bytes;
+        self
+    }
+
+    /// HTTP/2 keepalive pings, also while idle. Mind the servers: grpc-go and
+    /// grpc-java end connections that ping more often than every 5 minutes
+    /// unless told otherwise (gRFC A8). Default: off; suspects are probed instead.
+    pub fn keep_alive(mut self, interval: Duration, timeout: Duration) -> Self {
+        self.keep_alive = Some((interval, timeout));
+        self
+    }
+
+    /// TLS to the instances. Default: none.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: tonic::transport::ClientTlsConfig) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// Declares `/package.Service/Method` safe to repeat. Default: what the descriptors say.
+    pub fn safe_method(mut self, path: impl Into<String>) -> Self {
+        self.safe_methods.push(path.into());
+        self
+    }
+
+    /// A file descriptor set, as the proto compiler writes it: methods with
+    /// `idempotency_level` `NO_SIDE_EFFECTS` or `IDEMPOTENT` are safe to repeat. Default: none.
+    pub fn descriptors(mut self, file_descriptor_set: impl Into<Vec<u8>>) -> Self {
+        self.descriptors.push(file_descriptor_set.into());
+        self
+    }
+
+    /// Calls `hook` for every failed attempt, also those that the caller never
+    /// sees. It runs on the calling task and must not block. Default: none.
+    pub fn on_error(mut self, hook: impl Fn(&CallFailure<'_>) + Send + Sync + 'static) -> Self {
+        self.hook = Some(Arc::new(hook));
+        self
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What is known about the methods; refuses what is no path or descriptor set.
+    pub(crate) fn methods(&self) -> Result<Methods, BuildError> {
+        let mut methods = Methods::default();
+        for set in &self.descriptors {
+            methods
+                .read(set)
+                .map_err(|source| BuildError::Descriptors { service: self.name.clone(), source })?;
+        }
+        for path in &self.safe_methods {
+            if !is_path(path) {
+                return Err(self.wrong("safe_method", path, "a path like /package.Service/Method"));
+            }
+            methods.declare_safe(path);
+        }
+        Ok(methods)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), BuildError> {
+        let times = [
+            ("connect_timeout", self.connect_timeout),
+            ("fail_fast_after", self.fail_fast_after),
+            ("suspect_after", self.suspect_after),
+            ("probe_timeout", self.probe_timeout),
+            ("ejection", self.eject_for),
+            ("default_timeout", self.default_timeout.unwrap_or(Duration::MAX)),
+            (
+                "keep_alive",
+                self.keep_alive.map_or(Duration::MAX, |(interval, timeout)| interval.min(timeout)),
+            ),
+        ];
+        for (setting, value) in times {
+            if value.is_zero() {
+                return Err(self.wrong(setting, format!("{value:?}"), "more than nothing"));
+            }
+        }
+        if self.eject_at_most < self.eject_for {
+            let value = format!("{:?}, at most {:?}", self.eject_for, self.eject_at_most);
+            return Err(self.wrong("ejection", value, "a first time no longer than the longest"));
+        }
+        if self.max_attempts == 0 {
+            return Err(self.wrong("max_attempts", 0, "1 or more"));
+        }
+        if self.failures_to_eject == 0 {
+            return Err(self.wrong("failures_to_eject", 0, "1 or more"));
+        }
+        // The bounds of tower's budget, which panics beyond them.
+        if !(0.0..=1000.0).contains(&self.retry_ratio) {
+            return Err(self.wrong("retry_budget", self.retry_ratio, "a share from 0 to 1000"));
+        }
+        if self.retries_per_second > 1_000_000 {
+            return Err(self.wrong("retry_budget", self.retries_per_second, "at most 1000000 a second"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn wrong(
+        &self,
+        setting: &'static str,
+        value: impl fmt::Display,
+        expected: &'static str,
+    ) -> BuildError {
+        BuildError::Setting { service: self.name.clone(), setting, value: value.to_string(), expected }
+    }
+}
+
+impl fmt::Debug for ServiceOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServiceOptions")
+            .field("name", &self.name)
+            .field("policy", &self.policy)
+            .finish_non_exhaustive()
+    }
+}

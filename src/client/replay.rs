@@ -1,0 +1,243 @@
+//! A request's body, kept so that it can be sent again.
+//!
+//! A unary request is there at once: it is drained with two polls and resent
+//! from memory, as often as need be. It also leaves as one DATA frame with
+//! END_STREAM, which spares the peer's small-frame accounting (a burst of
+//! thousands of two-frame requests makes h2 servers close the connection).
+//!
+//! What is not there at once, or is larger than the limit, is *leased*: the
+//! transport takes it at its first poll. A request that never left was never
+//! polled, so even a client stream moves to another connection whole.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame};
+use parking_lot::Mutex;
+use tonic::{Status, body::Body};
+
+/// A request's body between attempts.
+pub(crate) enum ReplayBody {
+    /// All of it, in memory.
+    Whole(Frames),
+    /// What was ready, and the rest; gone once an attempt has polled it.
+    Leased(Arc<Mutex<Option<Rest>>>),
+}
+
+/// Nearly always a single frame.
+type Frames = VecDeque<Bytes>;
+
+pub(crate) struct Rest {
+    ready: Frames,
+    body: Body,
+}
+
+impl ReplayBody {
+    /// Takes what is ready, without waiting, up to `limit` bytes.
+    pub(crate) fn capture(mut body: Body, limit: usize, cx: &mut Context<'_>) -> Self {
+        let mut ready = Frames::new();
+        let mut size = 0;
+        loop {
+            if body.is_end_stream() {
+                return Self::Whole(ready);
+            }
+            match Pin::new(&mut body).poll_frame(cx) {
+                Poll::Ready(None) => return Self::Whole(ready),
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => {
+                        size += data.len();
+                        ready.push_back(data);
+                        if size > limit {
+                            break;
+                        }
+                    }
+                    // gRPC requests have no trailers; what has is not replayed.
+                    Err(_) => break,
+                },
+                Poll::Ready(Some(Err(status))) => {
+                    // The caller's own stream failed: hand the error on as the body's.
+                    body = Body::new(Failed(Some(status)));
+                    break;
+                }
+                Poll::Pending => break,
+            }
+        }
+        Self::Leased(Arc::new(Mutex::new(Some(Rest { ready, body }))))
+    }
+
+    /// The body of one attempt. `None` when it has been consumed.
+    pub(crate) fn attempt(&self) -> Option<Body> {
+        match self {
+            Self::Whole(frames) => Some(Body::new(Sending { frames: frames.clone() })),
+            Self::Leased(rest) if rest.lock().is_some() => {
+                Some(Body::new(Lease { rest: rest.clone(), taken: None }))
+            }
+            Self::Leased(_) => None,
+        }
+    }
+
+    /// Whether another attempt could be made now.
+    pub(crate) fn is_replayable(&self) -> bool {
+        match self {
+            Self::Whole(_) => true,
+            Self::Leased(rest) => rest.lock().is_some(),
+        }
+    }
+}
+
+/// Frames from memory. Says that it has ended together with its last frame, and
+/// leaves the length unsaid: gRPC requests carry no `content-length`.
+struct Sending {
+    frames: Frames,
+}
+
+impl HttpBody for Sending {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Poll::Ready(self.frames.pop_front().map(|data| Ok(Frame::data(data))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.frames.is_empty()
+    }
+}
+
+/// Takes the body out of the shared place at its first poll.
+struct Lease {
+    rest: Arc<Mutex<Option<Rest>>>,
+    taken: Option<Rest>,
+}
+
+impl HttpBody for Lease {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.taken.is_none() {
+            let rest = self.rest.lock().take();
+            self.taken = rest;
+        }
+        let Some(rest) = &mut self.taken else {
+            return Poll::Ready(Some(Err(Status::internal(
+                "the request's body was taken by another attempt",
+            ))));
+        };
+        match rest.ready.pop_front() {
+            Some(data) => Poll::Ready(Some(Ok(Frame::data(data)))),
+            None => Pin::new(&mut rest.body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.taken.as_ref().is_some_and(|rest| rest.ready.is_empty() && rest.body.is_end_stream())
+    }
+}
+
+/// An error that the caller's stream gave while it was drained.
+struct Failed(Option<Status>);
+
+impl HttpBody for Failed {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Poll::Ready(self.0.take().map(Err))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use http_body_util::{BodyExt, StreamBody};
+    use tokio_stream::StreamExt;
+
+    use super::*;
+
+    fn capture(body: Body, limit: usize) -> ReplayBody {
+        ReplayBody::capture(body, limit, &mut Context::from_waker(std::task::Waker::noop()))
+    }
+
+    fn stream(frames: &[&'static str]) -> Body {
+        let frames: Vec<_> =
+            frames.iter().map(|s| Ok::<_, Status>(Frame::data(Bytes::from_static(s.as_bytes())))).collect();
+        Body::new(StreamBody::new(tokio_stream::iter(frames)))
+    }
+
+    fn pending() -> Body {
+        let never = tokio_stream::pending::<Result<Frame<Bytes>, Status>>();
+        let first = tokio_stream::once(Ok(Frame::data(Bytes::from_static(b"first"))));
+        Body::new(StreamBody::new(first.chain(never)))
+    }
+
+    fn text(body: Body) -> String {
+        let all = body.collect().now_or_never().expect("ready").expect("no error").to_bytes();
+        String::from_utf8(all.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_unary_body_is_sent_again_and_again_from_memory() {
+        let body = capture(stream(&["message"]), 1024);
+        for _ in 0..3 {
+            assert!(body.is_replayable());
+            assert_eq!(text(body.attempt().unwrap()), "message");
+        }
+    }
+
+    #[test]
+    fn the_last_frame_ends_the_stream_and_no_length_is_said() {
+        let body = capture(stream(&["message"]), 1024);
+        let mut attempt = body.attempt().unwrap();
+        assert_eq!(attempt.size_hint().exact(), None);
+        assert!(!attempt.is_end_stream());
+        attempt.frame().now_or_never().expect("ready").expect("a frame").unwrap();
+        assert!(attempt.is_end_stream(), "so the frame leaves with END_STREAM");
+    }
+
+    #[test]
+    fn an_empty_body_has_ended_before_its_first_frame() {
+        assert!(capture(Body::empty(), 1024).attempt().unwrap().is_end_stream());
+    }
+
+    #[test]
+    fn a_stream_that_was_not_polled_moves_whole_and_one_that_was_is_gone() {
+        let body = capture(pending(), 1024);
+        drop(body.attempt().expect("first attempt"));
+        assert!(body.is_replayable(), "never polled");
+        let mut second = body.attempt().expect("second attempt");
+        second.frame().now_or_never().expect("ready").expect("a frame").unwrap();
+        assert!(!body.is_replayable());
+        assert!(body.attempt().is_none());
+    }
+
+    #[test]
+    fn beyond_the_limit_it_is_sent_once_and_whole() {
+        let body = capture(stream(&["12345", "67890", "abc"]), 7);
+        let attempt = body.attempt().unwrap();
+        assert_eq!(text(attempt), "1234567890abc");
+        assert!(body.attempt().is_none());
+    }
+
+    #[test]
+    fn an_error_of_the_callers_own_stream_reaches_the_transport() {
+        let bad = vec![Err::<Frame<Bytes>, _>(Status::data_loss("mine"))];
+        let body = capture(Body::new(StreamBody::new(tokio_stream::iter(bad))), 1024);
+        let error = body.attempt().unwrap().collect().now_or_never().expect("ready").unwrap_err();
+        assert_eq!(error.message(), "mine");
+    }
+}

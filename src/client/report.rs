@@ -1,0 +1,42 @@
+//! What the call path tells the worker. The loop between the two closes here,
+//! through a channel: neither waits for the other.
+
+use std::fmt;
+
+use tokio::sync::oneshot;
+
+use super::{binding::Binding, error::UpdateError};
+
+/// A message to the worker of one service.
+pub(crate) enum Report {
+    /// A connection has ended, or takes no more calls.
+    Lost { serial: u64, cause: LossCause },
+    /// A call has been out too long and nothing else was heard from there.
+    Suspect { serial: u64 },
+    /// Too many failures in a row.
+    Failing { serial: u64 },
+    /// A caller found nothing usable.
+    Starved,
+    /// A subscriber's own use of the channel of this generation failed.
+    BindingFailed { generation: u64 },
+    /// `update_grpc_client` was called.
+    Update { reply: oneshot::Sender<Result<Binding, UpdateError>> },
+}
+
+/// Why a connection is out of use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LossCause {
+    /// The socket closed, or a call found it broken.
+    Closed,
+    /// The server said that it takes no more calls on it (GOAWAY).
+    GoingAway,
+}
+
+impl fmt::Display for LossCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Closed => "connection lost",
+            Self::GoingAway => "server is going away",
+        })
+    }
+}

@@ -1,0 +1,170 @@
+//! A snapshot of what one service is bound to, and why not where it is not.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::Instance;
+
+/// The state of one service at one moment. It promises nothing about the next one.
+///
+/// Its `Display` is one line: `counter-1@dc1 ready, 2 known, 1 ejected`.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ServiceStatus {
+    /// The service's name.
+    pub service: Arc<str>,
+    /// The generation of the binding last published.
+    pub generation: u64,
+    /// The preferred instance, if any is usable.
+    pub bound: Option<Arc<Instance>>,
+    /// The datacenters, the own one first, then in the order of preference.
+    pub datacenters: Vec<DatacenterStatus>,
+}
+
+/// What is known of a service in one datacenter.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct DatacenterStatus {
+    /// Its name; `local` until the registry has told it.
+    pub name: String,
+    /// Whether it is being asked at all: others than the own one only on need.
+    pub asked: bool,
+    /// Instances that the registry lists, or listed when it last knew any.
+    pub known: usize,
+    /// Of them, those with a ready connection.
+    pub ready: usize,
+    /// Of them, those left alone after a failure.
+    pub ejected: usize,
+    /// What went wrong with the last of the ejected ones.
+    pub last_failure: Option<String>,
+    /// Since when the list has been empty, where it held instances before: they
+    /// are still used, and later demoted behind every other datacenter.
+    pub empty_since: Option<Instant>,
+    /// True once they are.
+    pub demoted: bool,
+    /// Since when the registry has not answered, where it does not.
+    pub stale_since: Option<Instant>,
+    /// Why not.
+    pub registry_error: Option<String>,
+    /// Whether the registry has ever answered.
+    pub answered: bool,
+}
+
+impl ServiceStatus {
+    /// Whether an instance is usable.
+    pub fn is_ready(&self) -> bool {
+        self.bound.is_some()
+    }
+
+    /// Why nothing is usable; `None` when something is.
+    pub fn reason(&self) -> Option<String> {
+        if self.is_ready() {
+            return None;
+        }
+        let reasons: Vec<_> =
+            self.datacenters.iter().filter(|d| d.asked).map(DatacenterStatus::reason).collect();
+        Some(if reasons.is_empty() { "not asked yet".to_owned() } else { reasons.join("; ") })
+    }
+}
+
+impl DatacenterStatus {
+    fn reason(&self) -> String {
+        let name = &self.name;
+        let mut text = match (self.known, self.answered) {
+            (0, true) => format!("{name} lists no healthy instance"),
+            (0, false) => format!("{name} has not answered yet"),
+            (known, _) => match &self.last_failure {
+                Some(failure) => format!("{name} lists {known}, none answers ({failure})"),
+                None => format!("{name} lists {known}, none has answered yet"),
+            },
+        };
+        if let Some(error) = &self.registry_error {
+            text.push_str(&format!(", its registry: {error}"));
+        }
+        text
+    }
+}
+
+impl fmt::Display for ServiceStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(bound) = &self.bound else {
+            return write!(f, "{}: nothing usable: {}", self.service, self.reason().unwrap_or_default());
+        };
+        let (known, ejected) = self
+            .datacenters
+            .iter()
+            .fold((0, 0), |(known, ejected), d| (known + d.known, ejected + d.ejected));
+        write!(f, "{bound} ready, {known} known")?;
+        if ejected > 0 {
+            write!(f, ", {ejected} ejected")?;
+        }
+        for datacenter in &self.datacenters {
+            if let Some(since) = datacenter.stale_since {
+                write!(f, ", {} stale for {}", datacenter.name, Seconds(since.elapsed()))?;
+                if let Some(error) = &datacenter.registry_error {
+                    write!(f, " ({error})")?;
+                }
+            }
+            if let Some(since) = datacenter.empty_since {
+                write!(f, ", {} lists none for {}", datacenter.name, Seconds(since.elapsed()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Seconds(Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} s", self.0.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(datacenter: DatacenterStatus) -> ServiceStatus {
+        ServiceStatus { service: "counter".into(), datacenters: vec![datacenter], ..ServiceStatus::default() }
+    }
+
+    fn dc1() -> DatacenterStatus {
+        DatacenterStatus { name: "dc1".into(), asked: true, ..DatacenterStatus::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_line_says_what_is_bound_known_ejected_and_stale() {
+        let mut status = status(DatacenterStatus { known: 2, ready: 1, ejected: 1, answered: true, ..dc1() });
+        status.bound = Some(Arc::new(Instance::new("counter-1", "127.0.0.1", 1, "dc1")));
+        assert_eq!(status.to_string(), "counter-1@dc1 ready, 2 known, 1 ejected");
+        status.datacenters[0].stale_since = Some(Instant::now());
+        status.datacenters[0].registry_error = Some("connection refused".into());
+        tokio::time::advance(Duration::from_millis(2500)).await;
+        assert_eq!(
+            status.to_string(),
+            "counter-1@dc1 ready, 2 known, 1 ejected, dc1 stale for 2.5 s (connection refused)"
+        );
+    }
+
+    #[test]
+    fn it_says_why_nothing_is_usable() {
+        let cases = [
+            (dc1(), "dc1 has not answered yet"),
+            (DatacenterStatus { answered: true, ..dc1() }, "dc1 lists no healthy instance"),
+            (DatacenterStatus { known: 2, ..dc1() }, "dc1 lists 2, none has answered yet"),
+            (
+                DatacenterStatus { known: 2, last_failure: Some("refused".into()), ..dc1() },
+                "dc1 lists 2, none answers (refused)",
+            ),
+            (
+                DatacenterStatus { registry_error: Some("timed out".into()), ..dc1() },
+                "dc1 has not answered yet, its registry: timed out",
+            ),
+        ];
+        for (datacenter, reason) in cases {
+            assert_eq!(status(datacenter).to_string(), format!("counter: nothing usable: {reason}"));
+        }
+    }
+}

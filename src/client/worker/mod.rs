@@ -1,0 +1,494 @@
+//! The task of one service: hears everything, decides, publishes. It waits for
+//! no caller, and no caller waits for it, but for the first usable endpoint.
+//!
+//! ```text
+//! Sources (registry) --+
+//! reports (call path) -+-> Fleet::plan -> dials, probes -> Publisher
+//! dials, probes -------+
+//! ```
+
+mod publisher;
+mod sources;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use tower::util::rng::{HasherRng, Rng};
+
+use self::sources::News;
+pub(crate) use self::{
+    publisher::Publisher,
+    sources::{Others, Sources},
+};
+use super::{
+    binding::Binding,
+    connector::{ConnectError, Connector},
+    endpoint::{Endpoint, Link},
+    error::UpdateError,
+    event::{FailoverEvent, RebindCause},
+    fleet::{Dial, Fleet, Key, Plan, Settings, Word},
+    options::ServiceOptions,
+    report::{LossCause, Report},
+    resolver::Resolved,
+    status::ServiceStatus,
+};
+use crate::{Instance, consul::RegistryError};
+
+/// The shortest time between two look-ups that failing calls cause.
+const LOOK_UP_SPACING: Duration = Duration::from_millis(500);
+
+type Update = oneshot::Sender<Result<Binding, UpdateError>>;
+
+struct Dialled {
+    key: Key,
+    attempt: u64,
+    result: Result<Arc<Endpoint>, ConnectError>,
+}
+
+struct Probed {
+    endpoint: Arc<Endpoint>,
+    result: Result<(), ConnectError>,
+}
+
+/// The worker and all it owns: dropping its future ends every dial, probe,
+/// query and connection that nobody else holds.
+pub(crate) struct Worker {
+    options: Arc<ServiceOptions>,
+    connector: Arc<dyn Connector>,
+    fleet: Fleet<Arc<Endpoint>>,
+    sources: Sources,
+    publisher: Publisher,
+    reports: mpsc::UnboundedReceiver<Report>,
+    /// For the links of new connections.
+    reporter: mpsc::UnboundedSender<Report>,
+    starving: Arc<AtomicBool>,
+    dials: JoinSet<Dialled>,
+    probes: JoinSet<Probed>,
+    /// The connections being probed, and since when.
+    probing: HashMap<u64, Instant>,
+    next_serial: u64,
+    rng: HasherRng,
+    look_up_wanted: bool,
+    looked_up_at: Option<Instant>,
+    last_look_up_error: Option<RegistryError>,
+    updates: Vec<Update>,
+    /// When the updates that wait are answered at the latest.
+    updates_due: Option<Instant>,
+}
+
+pub(crate) struct Parts {
+    pub(crate) options: Arc<ServiceOptions>,
+    pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) settings: Settings,
+    pub(crate) sources: Sources,
+    pub(crate) publisher: Publisher,
+    pub(crate) reporter: mpsc::UnboundedSender<Report>,
+    pub(crate) reports: mpsc::UnboundedReceiver<Report>,
+    pub(crate) starving: Arc<AtomicBool>,
+}
+
+impl Worker {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let mut fleet = Fleet::new(parts.settings, Instant::now());
+        fleet.set_others(parts.sources.len() - 1);
+        Self {
+            options: parts.options,
+            connector: parts.connector,
+            fleet,
+            sources: parts.sources,
+            publisher: parts.publisher,
+            reports: parts.reports,
+            reporter: parts.reporter,
+            starving: parts.starving,
+            dials: JoinSet::new(),
+            probes: JoinSet::new(),
+            probing: HashMap::new(),
+            next_serial: 0,
+            rng: HasherRng::new(),
+            look_up_wanted: false,
+            looked_up_at: None,
+            last_look_up_error: None,
+            updates: Vec::new(),
+            updates_due: None,
+        }
+    }
+
+    /// Runs until `closed` is cancelled.
+    pub(crate) async fn run(mut self, closed: CancellationToken) {
+        self.sources.ask(0);
+        loop {
+            let wake = self.step();
+            let wait = async {
+                match wake {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // The registry first: what it says bears on all the rest.
+                biased;
+                () = closed.cancelled() => break,
+                news = self.sources.next() => self.on_news(news),
+                Some(report) = self.reports.recv() => self.on_report(report),
+                Some(Ok(dialled)) = self.dials.join_next() => self.on_dialled(dialled),
+                Some(Ok(probed)) = self.probes.join_next() => self.on_probed(probed),
+                () = wait => {}
+            }
+        }
+        self.close();
+    }
+
+    /// Does what follows from what is known now. Returns when to look again.
+    fn step(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        let mut plan = self.fleet.plan(now);
+        let mut wake = plan.wake;
+        let mut at = |moment: Option<Instant>| wake = [wake, moment].into_iter().flatten().min();
+        for dial in std::mem::take(&mut plan.dial) {
+            self.dial(dial);
+        }
+        self.publish(&mut plan, now);
+        for endpoint in plan.retire {
+            endpoint.link().retire();
+        }
+        for (tier, &ask) in plan.ask.iter().enumerate() {
+            if ask {
+                if self.sources.ask(tier) && tier > 0 {
+                    self.fleet.asked(tier, now);
+                }
+            } else if self.sources.unask(tier) {
+                self.fleet.unasked(tier).iter().for_each(|endpoint| endpoint.link().retire());
+            }
+        }
+        if plan.need_others {
+            at(self.sources.want_list(now));
+        }
+        at(self.look_up_if_due(now));
+        self.answer_updates(now);
+        at(self.updates_due);
+        self.publish_status(now);
+        wake
+    }
+
+    fn dial(&mut self, dial: Dial) {
+        let Some(instance) = self.fleet.instance(&dial.key) else { return };
+        self.next_serial += 1;
+        let link = Link::new(self.next_serial, self.reporter.clone());
+        let connect = self.connector.connect(instance, link);
+        self.dials.spawn(async move {
+            Dialled { key: dial.key, attempt: dial.attempt, result: connect.await.map(Arc::new) }
+        });
+    }
+
+    fn probe(&mut self, endpoint: Arc<Endpoint>, since: Instant) {
+        if self.probing.contains_key(&endpoint.serial()) {
+            return;
+        }
+        self.probing.insert(endpoint.serial(), since);
+        let probe = self.connector.probe(endpoint.clone());
+        self.probes.spawn(async move { Probed { endpoint, result: probe.await } });
+    }
+
+    fn publish(&mut self, plan: &mut Plan<Arc<Endpoint>>, now: Instant) {
+        match plan.bound.take() {
+            Some(bound) => {
+                let name = self.sources.get(bound.tier).name.clone();
+                self.publisher.bind(bound.tier, &name, bound.endpoints, now);
+                self.starving.store(false, Ordering::Release);
+            }
+            None if plan.hopeless => {
+                let status = self.status(now);
+                self.publisher.unusable(|| status.reason().unwrap_or_default());
+            }
+            None => {}
+        }
+    }
+
+    // === what is heard ===
+
+    fn on_news(&mut self, news: News) {
+        match news {
+            News::Answer(tier, resolved) => self.hear(tier, resolved),
+            News::LookedUp(error) => self.on_looked_up(error),
+            News::Listed(list) => self.on_listed(list),
+        }
+    }
+
+    fn hear(&mut self, tier: usize, resolved: Resolved) {
+        let word = Word {
+            answered: resolved.snapshot.is_some(),
+            failing: resolved.error.is_some(),
+            empty_since: resolved.empty_since,
+        };
+        for endpoint in self.fleet.hear(tier, word, resolved.snapshot.as_ref()) {
+            self.publisher.lost(&endpoint, RebindCause::LeftRegistry, Instant::now());
+            endpoint.link().retire();
+        }
+        let before = self.sources.note(tier, resolved.clone());
+        let name = &self.sources.get(tier).name;
+        match (&before.error, &resolved.error) {
+            (None, Some(error)) => self.publisher.registry_lost(name, in_full(error)),
+            (Some(_), None) => {
+                let after = before.failing_since.map_or(Duration::ZERO, |since| since.elapsed());
+                self.publisher.registry_back(name, after);
+            }
+            _ => {}
+        }
+    }
+
+    fn on_report(&mut self, report: Report) {
+        let now = Instant::now();
+        match report {
+            Report::Lost { serial, cause } => self.on_lost(serial, cause, now),
+            Report::Suspect { serial } => {
+                if let Some(endpoint) = self.fleet.connection(|e| e.serial() == serial) {
+                    self.probe(endpoint, now);
+                }
+            }
+            Report::Failing { serial } => self.on_failing(serial, now),
+            Report::Starved => self.look_up_wanted = true,
+            Report::BindingFailed { generation } => {
+                let current = self.publisher.current();
+                if generation == current.generation() {
+                    self.look_up_wanted = true;
+                    if let Some(endpoint) = current.preferred().filter(|e| e.is_usable()) {
+                        self.probe(endpoint.clone(), now);
+                    }
+                }
+            }
+            Report::Update { reply } => self.on_update(reply, now),
+        }
+    }
+
+    fn on_lost(&mut self, serial: u64, cause: LossCause, now: Instant) {
+        let Some(endpoint) = self.fleet.connection(|e| e.serial() == serial) else { return };
+        let why = match cause {
+            LossCause::Closed => RebindCause::ConnectionLost,
+            LossCause::GoingAway => RebindCause::GoingAway,
+        };
+        self.publisher.lost(&endpoint, why, endpoint.link().lost_at().unwrap_or(now));
+        let random = self.rng.next_f64();
+        let ejected = self.fleet.lost(|e| e.serial() == serial, &cause.to_string(), random, now);
+        if let Some((instance, rest)) = ejected {
+            self.ejected(instance, cause.to_string(), rest);
+        }
+        self.look_up_wanted = true;
+    }
+
+    fn on_failing(&mut self, serial: u64, now: Instant) {
+        let Some(endpoint) = self.fleet.connection(|e| e.serial() == serial) else { return };
+        // Never an empty set while one may answer.
+        if self.fleet.ready_peers() < 2 && self.fleet.len() < 2 {
+            endpoint.link().forgive();
+            return;
+        }
+        self.take_out(&endpoint, RebindCause::Failing, now, now);
+        endpoint.link().retire();
+        self.look_up_wanted = true;
+    }
+
+    fn on_dialled(&mut self, Dialled { key, attempt, result }: Dialled) {
+        let now = Instant::now();
+        match result {
+            Ok(endpoint) => {
+                let instance = endpoint.instance().clone();
+                match self.fleet.connected(&key, attempt, endpoint.clone(), now) {
+                    Ok(true) => {
+                        let service = self.publisher.service();
+                        self.publisher.event(FailoverEvent::Readmitted { service, instance });
+                    }
+                    Ok(false) => {}
+                    // The instance has left the registry meanwhile.
+                    Err(endpoint) => endpoint.link().retire(),
+                }
+                if !endpoint.is_usable() {
+                    // Lost again before anybody knew of it.
+                    self.on_lost(endpoint.serial(), LossCause::Closed, now);
+                }
+            }
+            Err(error) => {
+                let cause = error.to_string();
+                let random = self.rng.next_f64();
+                let ejected = self.fleet.refused(&key, attempt, cause.clone(), random, now);
+                if let Some((instance, rest)) = ejected {
+                    self.ejected(instance, cause, rest);
+                }
+            }
+        }
+    }
+
+    fn on_probed(&mut self, Probed { endpoint, result }: Probed) {
+        let now = Instant::now();
+        let since = self.probing.remove(&endpoint.serial()).unwrap_or(now);
+        match result {
+            Ok(()) => endpoint.link().acquit(),
+            // It lives, and says itself that it is the wrong one to ask.
+            Err(ConnectError::NotServing) => {
+                endpoint.link().acquit();
+                if self.fleet.ready_peers() > 1 {
+                    self.take_out(&endpoint, RebindCause::Failing, since, now);
+                    endpoint.link().retire();
+                }
+            }
+            Err(_) => {
+                self.take_out(&endpoint, RebindCause::Unresponsive, since, now);
+                endpoint.link().abandon();
+                self.look_up_wanted = true;
+            }
+        }
+    }
+
+    /// Ejects a connected instance.
+    fn take_out(&mut self, endpoint: &Arc<Endpoint>, why: RebindCause, since: Instant, now: Instant) {
+        self.publisher.lost(endpoint, why, since);
+        let (serial, random) = (endpoint.serial(), self.rng.next_f64());
+        if let Some((instance, rest)) =
+            self.fleet.eject(|e| e.serial() == serial, why.to_string(), random, now)
+        {
+            self.ejected(instance, why.to_string(), rest);
+        }
+    }
+
+    fn ejected(&self, instance: Arc<Instance>, cause: String, retry_in: Duration) {
+        let service = self.publisher.service();
+        self.publisher.event(FailoverEvent::Ejected { service, instance, cause, retry_in });
+    }
+
+    // === looking up ===
+
+    fn look_up_if_due(&mut self, now: Instant) -> Option<Instant> {
+        if !self.look_up_wanted || self.sources.is_looking_up() {
+            return None;
+        }
+        let due = self.looked_up_at.map_or(now, |at| at + LOOK_UP_SPACING);
+        if due > now {
+            return Some(due);
+        }
+        self.look_up(now);
+        None
+    }
+
+    fn look_up(&mut self, now: Instant) {
+        self.look_up_wanted = false;
+        self.looked_up_at = Some(now);
+        self.last_look_up_error = None;
+        let bound = self.fleet.bound_tier().filter(|&tier| tier != 0);
+        self.sources.look_up([0].into_iter().chain(bound));
+    }
+
+    fn on_looked_up(&mut self, error: Option<RegistryError>) {
+        self.last_look_up_error = error.or(self.last_look_up_error.take());
+        if !self.sources.is_looking_up() {
+            self.starving.store(false, Ordering::Release);
+            if !self.updates.is_empty() {
+                // What the look-up has found must now be connected to.
+                self.updates_due = Some(Instant::now() + self.options.connect_timeout + LOOK_UP_SPACING);
+            }
+        }
+    }
+
+    fn on_listed(&mut self, list: Result<Vec<String>, RegistryError>) {
+        if let Some(others) = self.sources.set_list(list, Instant::now()) {
+            for tier in 1..self.fleet.len() {
+                self.fleet.unasked(tier).iter().for_each(|endpoint| endpoint.link().retire());
+            }
+            self.fleet.set_others(others).iter().for_each(|endpoint| endpoint.link().retire());
+        }
+    }
+
+    // === update_grpc_client ===
+
+    fn on_update(&mut self, reply: Update, now: Instant) {
+        self.updates.push(reply);
+        self.updates_due = None;
+        if !self.sources.is_looking_up() {
+            self.look_up(now);
+        }
+        if let Some(endpoint) = self.publisher.current().preferred().filter(|e| e.is_usable()) {
+            self.probe(endpoint.clone(), now);
+        }
+    }
+
+    /// Answers once the registry has been asked and the bound instance has, and
+    /// something is usable or there has been time enough for it.
+    fn answer_updates(&mut self, now: Instant) {
+        if self.updates.is_empty() || self.sources.is_looking_up() || !self.probes.is_empty() {
+            return;
+        }
+        let binding = self.publisher.current();
+        let result = if binding.is_usable() {
+            Ok(binding)
+        } else if self.updates_due.is_some_and(|due| due > now) {
+            return;
+        } else {
+            Err(match self.last_look_up_error.clone() {
+                Some(error) => UpdateError::Registry(error),
+                None => UpdateError::NothingUsable { reason: self.status(now).reason().unwrap_or_default() },
+            })
+        };
+        self.updates_due = None;
+        for update in self.updates.drain(..) {
+            // A caller that has gone needs no answer.
+            let _ = update.send(result.clone());
+        }
+    }
+
+    // === status and end ===
+
+    fn status(&self, now: Instant) -> ServiceStatus {
+        let binding = self.publisher.current();
+        let bound = binding.endpoints().iter().find(|e| e.is_usable()).map(|e| e.instance().clone());
+        let datacenters = (0..self.fleet.len())
+            .map(|tier| {
+                let source = self.sources.get(tier);
+                let mut status = self.fleet.status(tier, now);
+                status.name.clone_from(&source.name);
+                status.stale_since = source.last.failing_since;
+                status.registry_error = source.last.error.as_ref().map(|error| in_full(error));
+                status
+            })
+            .collect();
+        ServiceStatus {
+            service: self.publisher.service(),
+            generation: binding.generation(),
+            bound,
+            datacenters,
+        }
+    }
+
+    fn publish_status(&self, now: Instant) {
+        self.publisher.status(self.status(now));
+    }
+
+    fn close(&mut self) {
+        for update in self.updates.drain(..) {
+            let _ = update.send(Err(UpdateError::Closed));
+        }
+        self.publisher.close();
+        self.fleet.clear().iter().for_each(|endpoint| endpoint.link().retire());
+    }
+}
+
+/// An error and what caused it, in one line.
+fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}

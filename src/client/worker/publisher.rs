@@ -1,0 +1,146 @@
+//! What a worker tells the world: bindings, status, events.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    Instance,
+    client::{
+        binding::Binding,
+        endpoint::Endpoint,
+        event::{EventSender, FailoverEvent, RebindCause},
+        status::ServiceStatus,
+    },
+};
+
+/// The ends that a worker publishes through.
+pub(crate) struct Publisher {
+    service: Arc<str>,
+    binding: watch::Sender<Binding>,
+    status: watch::Sender<ServiceStatus>,
+    events: EventSender,
+    /// The datacenter of the last binding: its place and name.
+    datacenter: Option<(usize, String)>,
+    preferred: Option<Arc<Instance>>,
+    /// Why and since when the preferred instance is out of use.
+    loss: Option<(RebindCause, Instant)>,
+    started: Instant,
+    /// An `Unusable` has been published, and nothing usable since.
+    unusable: bool,
+}
+
+impl Publisher {
+    pub(crate) fn new(
+        service: Arc<str>,
+        binding: watch::Sender<Binding>,
+        status: watch::Sender<ServiceStatus>,
+        events: EventSender,
+    ) -> Self {
+        Self {
+            service,
+            binding,
+            status,
+            events,
+            datacenter: None,
+            preferred: None,
+            loss: None,
+            started: Instant::now(),
+            unusable: false,
+        }
+    }
+
+    pub(crate) fn current(&self) -> Binding {
+        self.binding.borrow().clone()
+    }
+
+    pub(crate) fn event(&self, event: FailoverEvent) {
+        // One line an episode; the events are the episodes.
+        match &event {
+            FailoverEvent::Rebound { from: None, .. } | FailoverEvent::Readmitted { .. } => {
+                tracing::info!(service = %self.service, "{event}");
+            }
+            _ => tracing::warn!(service = %self.service, "{event}"),
+        }
+        // Nobody need be listening.
+        let _ = self.events.send(event);
+    }
+
+    pub(crate) fn service(&self) -> Arc<str> {
+        self.service.clone()
+    }
+
+    /// An endpoint is out of use, for `cause`, noticed at `at`. Remembered for
+    /// the rebind that follows, if it was the preferred one.
+    pub(crate) fn lost(&mut self, endpoint: &Endpoint, cause: RebindCause, at: Instant) {
+        let preferred = self.binding.borrow().preferred().is_some_and(|e| e.serial() == endpoint.serial());
+        if preferred && self.loss.is_none() {
+            self.loss = Some((cause, at));
+        }
+    }
+
+    /// Publishes these endpoints unless they are what is published already.
+    pub(crate) fn bind(&mut self, place: usize, name: &str, endpoints: Vec<Arc<Endpoint>>, now: Instant) {
+        let serials = |list: &[Arc<Endpoint>]| list.iter().map(|e| e.serial()).collect::<Vec<_>>();
+        let Some(to) = endpoints.first().map(|e| e.instance().clone()) else { return };
+        let current = self.current();
+        if serials(current.endpoints()) == serials(&endpoints) {
+            return;
+        }
+        self.binding.send_replace(Binding::new(current.generation() + 1, endpoints));
+
+        let from = self.preferred.replace(to.clone());
+        let before = self.datacenter.replace((place, name.to_owned()));
+        let moved = before.as_ref().filter(|(old, _)| *old != place);
+        let gap = std::mem::take(&mut self.unusable);
+        let loss = self.loss.take();
+        if from.as_ref().is_none_or(|from| from.id != to.id) || moved.is_some() || gap {
+            let (cause, since) = match loss {
+                Some(loss) => loss,
+                None if from.is_none() => (RebindCause::Found, self.started),
+                None if moved.is_some_and(|(old, _)| *old > place) => (RebindCause::FailedBack, now),
+                None => (RebindCause::LeftRegistry, now),
+            };
+            let service = self.service();
+            let took = now.saturating_duration_since(since);
+            if let Some((old, from)) = moved {
+                let (service, from, to) = (service.clone(), from.clone(), name.to_owned());
+                self.event(if *old < place {
+                    FailoverEvent::FellBack { service, from, to }
+                } else {
+                    FailoverEvent::FailedBack { service, from, to }
+                });
+            }
+            self.event(FailoverEvent::Rebound { service, from, to, cause, took });
+        }
+    }
+
+    /// Nothing is usable, and nothing is about to be. What is published stays:
+    /// a subscriber has nothing better.
+    pub(crate) fn unusable(&mut self, reason: impl FnOnce() -> String) {
+        if !std::mem::replace(&mut self.unusable, true) {
+            let service = self.service();
+            self.event(FailoverEvent::Unusable { service, reason: reason() });
+        }
+    }
+
+    pub(crate) fn registry_lost(&self, datacenter: &str, error: String) {
+        let (service, datacenter) = (self.service(), datacenter.to_owned());
+        self.event(FailoverEvent::RegistryLost { service, datacenter, error });
+    }
+
+    pub(crate) fn registry_back(&self, datacenter: &str, after: Duration) {
+        let (service, datacenter) = (self.service(), datacenter.to_owned());
+        self.event(FailoverEvent::RegistryBack { service, datacenter, after });
+    }
+
+    pub(crate) fn status(&self, status: ServiceStatus) {
+        self.status.send_replace(status);
+    }
+
+    /// The end: subscribers see an empty binding, then a closed channel.
+    pub(crate) fn close(&mut self) {
+        let generation = self.current().generation() + 1;
+        self.binding.send_replace(Binding::new(generation, Vec::new()));
+    }
+}

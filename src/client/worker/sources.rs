@@ -1,0 +1,222 @@
+//! The registries a worker listens to: one resolver for each datacenter asked.
+
+use std::time::Duration;
+
+use tokio::{task::JoinSet, time::Instant};
+use tokio_stream::{StreamExt, StreamMap, wrappers::WatchStream};
+
+use crate::{
+    client::resolver::{Resolved, Resolver, ResolverSettings},
+    consul::{ConsulClient, HealthQuery, RegistryError},
+};
+
+/// How long the list of datacenters is believed before a new need asks again.
+const LIST_AGE: Duration = Duration::from_secs(60);
+
+/// How soon the list is asked for again after a failure.
+const LIST_RETRY: Duration = Duration::from_secs(1);
+
+/// The name of the own datacenter until the registry has told it.
+const UNNAMED: &str = "local";
+
+/// One datacenter and how to ask about it.
+pub(crate) struct Source {
+    pub(crate) name: String,
+    client: ConsulClient,
+    query: HealthQuery,
+    resolver: Option<Resolver>,
+    /// What the registry said last; kept for the status.
+    pub(crate) last: Resolved,
+}
+
+impl Source {
+    fn new(name: String, client: ConsulClient, query: HealthQuery) -> Self {
+        Self { name, client, query, resolver: None, last: Resolved::default() }
+    }
+}
+
+/// How the other datacenters become known.
+pub(crate) enum Others {
+    None,
+    /// The agent's list, in its order or in the given one.
+    Agent {
+        wanted: Option<Vec<String>>,
+    },
+    /// Other agents, by name.
+    Services(Vec<(String, ConsulClient)>),
+}
+
+/// What a source has to say.
+pub(crate) enum News {
+    /// The registry's word about one datacenter.
+    Answer(usize, Resolved),
+    /// One query of a look-up has ended, with this error if any.
+    LookedUp(Option<RegistryError>),
+    /// The list of datacenters has come, or has not.
+    Listed(Result<Vec<String>, RegistryError>),
+}
+
+/// All sources of one service. Index 0 is the own datacenter.
+pub(crate) struct Sources {
+    settings: ResolverSettings,
+    list: Vec<Source>,
+    answers: StreamMap<usize, WatchStream<Resolved>>,
+    others: Others,
+    lookups: JoinSet<Option<RegistryError>>,
+    listing: JoinSet<Result<Vec<String>, RegistryError>>,
+    listed_at: Option<Instant>,
+    list_again_at: Option<Instant>,
+}
+
+impl Sources {
+    pub(crate) fn new(
+        client: ConsulClient,
+        query: HealthQuery,
+        others: Others,
+        settings: ResolverSettings,
+    ) -> Self {
+        let mut list = vec![Source::new(UNNAMED.to_owned(), client, query.clone())];
+        if let Others::Services(services) = &others {
+            list.extend(
+                services
+                    .iter()
+                    .map(|(name, client)| Source::new(name.clone(), client.clone(), query.clone())),
+            );
+        }
+        Self {
+            settings,
+            list,
+            answers: StreamMap::new(),
+            others,
+            lookups: JoinSet::new(),
+            listing: JoinSet::new(),
+            listed_at: None,
+            list_again_at: None,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(crate) fn get(&self, tier: usize) -> &Source {
+        &self.list[tier]
+    }
+
+    /// Starts asking about a datacenter. True where it was not asked before.
+    pub(crate) fn ask(&mut self, tier: usize) -> bool {
+        let source = &mut self.list[tier];
+        if source.resolver.is_some() {
+            return false;
+        }
+        let resolver = Resolver::spawn(source.client.clone(), source.query.clone(), self.settings.clone());
+        self.answers.insert(tier, WatchStream::new(resolver.watch()));
+        source.resolver = Some(resolver);
+        true
+    }
+
+    /// Stops asking about it. True where it was asked.
+    pub(crate) fn unask(&mut self, tier: usize) -> bool {
+        self.answers.remove(&tier);
+        self.list[tier].last = Resolved::default();
+        self.list[tier].resolver.take().is_some()
+    }
+
+    /// What happens next. Cancel safe. What a look-up found comes before its end.
+    pub(crate) async fn next(&mut self) -> News {
+        tokio::select! {
+            biased;
+            Some((tier, resolved)) = self.answers.next() => {
+                if tier == 0
+                    && let Some(first) = resolved.snapshot.as_ref().and_then(|s| s.instances.first())
+                {
+                    self.list[0].name.clone_from(&first.datacenter);
+                }
+                News::Answer(tier, resolved)
+            }
+            Some(result) = self.lookups.join_next() => News::LookedUp(result.ok().flatten()),
+            // The task does not panic, and is aborted only with this.
+            Some(Ok(list)) = self.listing.join_next() => News::Listed(list),
+            else => std::future::pending().await,
+        }
+    }
+
+    // === one fresh look ===
+
+    /// Asks the registries of these datacenters once, at once.
+    pub(crate) fn look_up(&mut self, tiers: impl Iterator<Item = usize>) {
+        for tier in tiers {
+            if let Some(resolver) = self.list.get(tier).and_then(|s| s.resolver.as_ref()) {
+                let refresh = resolver.refresh();
+                self.lookups.spawn(async move { refresh.await.err() });
+            }
+        }
+    }
+
+    pub(crate) fn is_looking_up(&self) -> bool {
+        !self.lookups.is_empty()
+    }
+
+    // === which datacenters there are ===
+
+    /// Asks for the list of datacenters, where that is how they become known
+    /// and it is not known or old. Returns when to try again, if that is later.
+    pub(crate) fn want_list(&mut self, now: Instant) -> Option<Instant> {
+        if !matches!(self.others, Others::Agent { .. }) || !self.listing.is_empty() {
+            return None;
+        }
+        if self.listed_at.is_some_and(|at| now.saturating_duration_since(at) < LIST_AGE) {
+            return None;
+        }
+        if let Some(again) = self.list_again_at.filter(|&at| at > now) {
+            return Some(again);
+        }
+        let client = self.list[0].client.clone();
+        self.listing.spawn(async move { client.datacenters().await });
+        None
+    }
+
+    /// Takes the list over. Returns the number of other datacenters where
+    /// they are others than before.
+    pub(crate) fn set_list(
+        &mut self,
+        result: Result<Vec<String>, RegistryError>,
+        now: Instant,
+    ) -> Option<usize> {
+        let Others::Agent { wanted } = &self.others else { return None };
+        let names = match result {
+            Ok(names) => {
+                self.listed_at = Some(now);
+                if let Some(own) = names.first() {
+                    self.list[0].name.clone_from(own);
+                }
+                wanted.clone().unwrap_or(names)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the agent does not tell its datacenters");
+                self.list_again_at = Some(now + LIST_RETRY);
+                // A list that was given needs no agent to tell it.
+                wanted.clone()?
+            }
+        };
+        let own = &self.list[0].name;
+        let others: Vec<_> = names.into_iter().filter(|name| name != own).collect();
+        if self.list[1..].iter().map(|s| &s.name).eq(others.iter()) {
+            return None;
+        }
+        let (client, query) = (self.list[0].client.clone(), self.list[0].query.clone());
+        for tier in 1..self.list.len() {
+            self.unask(tier);
+        }
+        self.list.truncate(1);
+        self.list.extend(others.into_iter().map(|name| {
+            let query = query.clone().datacenter(name.clone());
+            Source::new(name, client.clone(), query)
+        }));
+        Some(self.list.len() - 1)
+    }
+
+    pub(crate) fn note(&mut self, tier: usize, resolved: Resolved) -> Resolved {
+        std::mem::replace(&mut self.list[tier].last, resolved)
+    }
+}
