@@ -172,14 +172,9 @@ impl<C: Clone> Fleet<C> {
         let place = |tier: usize| order.iter().position(|&t| t == tier).unwrap_or(usize::MAX);
         let current = self.bound.as_ref().map(|b| b.tier);
         let Some(current) = current.filter(|&t| self.tiers[t].has_ready()) else {
-            // Nothing is bound. A better datacenter whose attempt has just begun
-            // (a connection being replaced) is given its head start.
-            let hopeful = order[..place(best)]
-                .iter()
-                .find(|&&t| self.tiers[t].is_hopeful(now) || self.tiers[t].is_pending(now));
-            if let Some(&tier) = hopeful {
-                let since = self.tiers[tier].asked_since.unwrap_or(now);
-                wake.at(since + HEAD_START);
+            // Nothing is bound. The own datacenter gets its head start where an
+            // attempt there has just begun; the others cost each other nothing.
+            if place(0) < place(best) && self.is_being_replaced(now) {
                 return None;
             }
             return Some(best);

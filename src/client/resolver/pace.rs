@@ -102,7 +102,7 @@ mod tests {
     fn two_questions_go_at_once_and_then_one_in_each_span() {
         let (now, mut spacing) = (Instant::now(), Spacing::new(100 * MS));
         let waits: Vec<_> = (0..4).map(|_| spacing.take(now) - now).collect();
-        assert_eq!(waits, [0 * MS, 0 * MS, 100 * MS, 200 * MS]);
+        assert_eq!(waits, [Duration::ZERO, Duration::ZERO, 100 * MS, 200 * MS]);
     }
 
     #[test]
@@ -113,6 +113,6 @@ mod tests {
         }
         let later = now + 400 * MS;
         let waits: Vec<_> = (0..3).map(|_| spacing.take(later) - later).collect();
-        assert_eq!(waits, [0 * MS, 0 * MS, 100 * MS]);
+        assert_eq!(waits, [Duration::ZERO, Duration::ZERO, 100 * MS]);
     }
 }
