@@ -239,6 +239,18 @@ impl Error for CallError {
     }
 }
 
+/// An error and what caused it, in one line.
+pub(crate) fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,6 +16,7 @@
 
 mod balance;
 mod binding;
+mod builder;
 mod call;
 mod channel;
 mod connector;
@@ -41,6 +42,7 @@ mod worker;
 
 pub use self::{
     binding::Binding,
+    builder::ConsulServiceBuilder,
     call::Served,
     channel::FailoverChannel,
     datacenters::Fallback,
@@ -49,6 +51,6 @@ pub use self::{
     handle::GrpcClient,
     hook::CallFailure,
     options::{Policy, ServiceOptions},
-    service::{ConsulService, ConsulServiceBuilder},
+    service::ConsulService,
     status::{DatacenterStatus, ServiceStatus},
 };

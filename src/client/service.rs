@@ -22,10 +22,11 @@ use tracing::Instrument;
 use super::{
     balance::Picker,
     binding::Binding,
+    builder::ConsulServiceBuilder,
     call::CallShared,
     connector::TonicConnector,
     datacenters::{Fallback, Kind},
-    error::{BuildError, UnknownService, UpdateError},
+    error::{UnknownService, UpdateError},
     event::{self, FailoverEvent},
     fleet::{Ejection, Settings},
     handle::GrpcClient,
@@ -66,30 +67,42 @@ pub struct ConsulService {
 }
 
 struct Inner {
-    name: String,
-    client: ConsulClient,
-    services: BTreeMap<String, Slot>,
-    fallback: Fallback,
-    settings: Common,
-    runtime: Handle,
+    parts: ServiceParts,
     tasks: TaskTracker,
     closed: CancellationToken,
 }
 
-/// What all services of one `ConsulService` have in common.
-#[derive(Clone)]
-struct Common {
-    failback_after: Duration,
-    demote_after: Duration,
-    keep_warm: bool,
-    resolver: ResolverSettings,
+/// What a builder has checked and made.
+pub(super) struct ServiceParts {
+    pub(super) name: String,
+    pub(super) client: ConsulClient,
+    pub(super) services: BTreeMap<String, Slot>,
+    pub(super) fallback: Fallback,
+    pub(super) settings: Common,
+    pub(super) runtime: Handle,
 }
 
-struct Slot {
+/// What all services of one `ConsulService` have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Common {
+    pub(super) failback_after: Duration,
+    pub(super) demote_after: Duration,
+    pub(super) keep_warm: bool,
+    pub(super) resolver: ResolverSettings,
+}
+
+/// One service, and its worker once it is wanted.
+pub(super) struct Slot {
     options: Arc<ServiceOptions>,
     methods: Methods,
     query: HealthQuery,
     running: Mutex<Option<Running>>,
+}
+
+impl Slot {
+    pub(super) fn new(options: ServiceOptions, methods: Methods, query: HealthQuery) -> Self {
+        Self { options: Arc::new(options), methods, query, running: Mutex::new(None) }
+    }
 }
 
 /// The ends of a running worker that its handles hold.
@@ -121,33 +134,26 @@ impl ConsulService {
 
     /// Begins with the given Consul settings.
     pub fn builder(config: ConsulConfig) -> ConsulServiceBuilder {
-        ConsulServiceBuilder {
-            config,
-            name: None,
-            services: Vec::new(),
-            fallback: Fallback::none(),
-            settings: Common {
-                failback_after: Duration::from_secs(5),
-                demote_after: Duration::from_secs(4),
-                keep_warm: false,
-                resolver: ResolverSettings::default(),
-            },
-        }
+        ConsulServiceBuilder::new(config)
+    }
+
+    pub(super) fn new(parts: ServiceParts) -> Self {
+        Self { inner: Arc::new(Inner { parts, tasks: TaskTracker::new(), closed: CancellationToken::new() }) }
     }
 
     /// What this Consul is called: the name given, else the agent's address.
     pub fn name(&self) -> &str {
-        &self.inner.name
+        &self.inner.parts.name
     }
 
     /// The client that Consul is asked with.
     pub fn consul_client(&self) -> &ConsulClient {
-        &self.inner.client
+        &self.inner.parts.client
     }
 
     /// The names of the services it was built with.
     pub fn services(&self) -> impl Iterator<Item = &str> {
-        self.inner.services.keys().map(String::as_str)
+        self.inner.parts.services.keys().map(String::as_str)
     }
 
     /// The handle of one service, at once: neither Consul nor an instance need
@@ -189,7 +195,7 @@ impl ConsulService {
     }
 
     fn slot(&self, service: &str) -> Result<&Slot, UnknownService> {
-        self.inner.services.get(service).ok_or_else(|| UnknownService {
+        self.inner.parts.services.get(service).ok_or_else(|| UnknownService {
             name: service.to_owned(),
             known: self.services().map(str::to_owned).collect(),
         })
@@ -201,7 +207,7 @@ impl ConsulService {
 
     /// Starts the worker of a service.
     fn start(&self, slot: &Slot) -> Running {
-        let inner = &*self.inner;
+        let parts = &self.inner.parts;
         let options = slot.options.clone();
         let service: Arc<str> = options.name.as_str().into();
         let (reporter, reports) = mpsc::unbounded_channel();
@@ -222,17 +228,17 @@ impl ConsulService {
         });
         let weak_events = events.downgrade();
         // A child: shutting the ConsulService down ends every service.
-        let closed = inner.closed.child_token();
+        let closed = self.inner.closed.child_token();
         let guard = closed.clone().drop_guard();
         let span = tracing::info_span!("service", name = %service);
-        let parts = Parts {
+        let ends = Parts {
             connector: Arc::new(TonicConnector::new(options.clone())),
             settings: self.fleet_settings(&options),
             sources: Sources::new(
-                inner.client.clone(),
+                parts.client.clone(),
                 slot.query.clone(),
                 self.others(),
-                inner.settings.resolver.clone(),
+                parts.settings.resolver.clone(),
             ),
             publisher: Publisher::new(service, binding_tx, status_tx, events),
             options,
@@ -240,14 +246,14 @@ impl ConsulService {
             reports,
             starving,
         };
-        let worker = async move { Worker::new(parts).run(closed).await };
-        inner.tasks.spawn_on(worker.instrument(span), &inner.runtime);
-        let lifetime = Arc::new(Lifetime { _guard: guard, _fallback: inner.fallback.clone() });
+        let worker = async move { Worker::new(ends).run(closed).await };
+        self.inner.tasks.spawn_on(worker.instrument(span), &parts.runtime);
+        let lifetime = Arc::new(Lifetime { _guard: guard, _fallback: parts.fallback.clone() });
         Running { shared, events: weak_events, lifetime }
     }
 
     fn fleet_settings(&self, options: &ServiceOptions) -> Settings {
-        let common = &self.inner.settings;
+        let common = &self.inner.parts.settings;
         let mut rng = HasherRng::new();
         // Clients of one fleet must not return to a datacenter at the same moment.
         let jitter = common.failback_after.mul_f64(0.2 * rng.next_f64());
@@ -264,7 +270,7 @@ impl ConsulService {
     }
 
     fn others(&self) -> Others {
-        match &self.inner.fallback.0 {
+        match &self.inner.parts.fallback.0 {
             Kind::None => Others::None,
             Kind::Nearest => Others::Agent { wanted: None },
             Kind::Datacenters(names) => Others::Agent { wanted: Some(names.clone()) },
@@ -272,7 +278,7 @@ impl ConsulService {
                 services
                     .iter()
                     // The own one is skipped: it is asked already.
-                    .filter(|other| other.consul_client().address() != self.inner.client.address())
+                    .filter(|other| other.consul_client().address() != self.inner.parts.client.address())
                     .map(|other| (other.name().to_owned(), other.consul_client().clone()))
                     .collect(),
             ),
@@ -283,134 +289,8 @@ impl ConsulService {
 impl fmt::Debug for ConsulService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConsulService")
-            .field("name", &self.inner.name)
-            .field("services", &self.inner.services.keys())
+            .field("name", &self.inner.parts.name)
+            .field("services", &self.inner.parts.services.keys())
             .finish_non_exhaustive()
     }
-}
-
-/// Builds a [`ConsulService`].
-#[derive(Clone, Debug)]
-pub struct ConsulServiceBuilder {
-    config: ConsulConfig,
-    name: Option<String>,
-    services: Vec<ServiceOptions>,
-    fallback: Fallback,
-    settings: Common,
-}
-
-impl fmt::Debug for Common {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Common").field("failback_after", &self.failback_after).finish_non_exhaustive()
-    }
-}
-
-impl ConsulServiceBuilder {
-    /// What to call this Consul. Default: the agent's address.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
-    }
-
-    /// Adds a service; at least one is needed.
-    pub fn service(mut self, options: ServiceOptions) -> Self {
-        self.services.push(options);
-        self
-    }
-
-    /// Where to look when the own datacenter has no usable instance. Default: nowhere.
-    pub fn fallback(mut self, fallback: Fallback) -> Self {
-        self.fallback = fallback;
-        self
-    }
-
-    /// How long a more preferred datacenter must have been usable without a
-    /// break before calls return to it; each client adds up to a fifth, so that
-    /// not all return at once. Default: 5 s.
-    pub fn failback_after(mut self, time: Duration) -> Self {
-        self.settings.failback_after = time;
-        self
-    }
-
-    /// How long a list that held instances must stay empty before these are used
-    /// only after every other datacenter's. They stay in use until then, and as
-    /// the last resort after it: an empty list alone proves nothing. Default:
-    /// 4 s, which is longer than an agent's restart hides instances (2.6 s, measured
-    /// with Consul 1.8.7).
-    pub fn demote_after(mut self, time: Duration) -> Self {
-        self.settings.demote_after = time;
-        self
-    }
-
-    /// Keeps asking about the other datacenters, and one connection to each
-    /// ready, instead of only on need. Default: on need.
-    pub fn keep_warm(mut self, yes: bool) -> Self {
-        self.settings.keep_warm = yes;
-        self
-    }
-
-    /// How long a blocking query waits for news, from 1 s to 10 min. Default: 60 s.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.settings.resolver.wait = wait;
-        self
-    }
-
-    /// Checks every setting, and prepares to start. Asks nobody yet.
-    ///
-    /// # Errors
-    /// Names the setting that cannot be used, and what would be right; or says
-    /// that there is no tokio runtime.
-    pub fn build(self) -> Result<ConsulService, BuildError> {
-        let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
-        let mut services = BTreeMap::new();
-        for options in self.services {
-            options.check()?;
-            let (methods, query) = (options.methods()?, query(&options)?);
-            let name = options.name.clone();
-            let slot = Slot { options: Arc::new(options), methods, query, running: Mutex::new(None) };
-            if services.insert(name.clone(), slot).is_some() {
-                return Err(BuildError::DuplicateService { name });
-            }
-        }
-        if services.is_empty() {
-            return Err(BuildError::NoService);
-        }
-        let wait = self.settings.resolver.wait;
-        if !(Duration::from_secs(1)..=Duration::from_secs(600)).contains(&wait) {
-            return Err(BuildError::Wait { value: wait });
-        }
-        let client = ConsulClient::new(self.config)?;
-        Ok(ConsulService {
-            inner: Arc::new(Inner {
-                name: self.name.unwrap_or_else(|| client.address().to_owned()),
-                client,
-                services,
-                fallback: self.fallback,
-                settings: self.settings,
-                runtime,
-                tasks: TaskTracker::new(),
-                closed: CancellationToken::new(),
-            }),
-        })
-    }
-}
-
-/// The question that the options ask.
-fn query(options: &ServiceOptions) -> Result<HealthQuery, BuildError> {
-    let mut query = HealthQuery::new(&options.name)?
-        .consistency(options.consistency)
-        .include_warning(options.include_warning);
-    for tag in &options.tags {
-        query = query.tag(tag);
-    }
-    for (key, value) in &options.meta {
-        query = query.meta(key, value);
-    }
-    if let Some(filter) = &options.filter {
-        query = query.filter(filter);
-    }
-    if let Some(near) = &options.near {
-        query = query.near(near);
-    }
-    Ok(query)
 }

@@ -9,6 +9,7 @@
 
 mod publisher;
 mod sources;
+mod updates;
 
 use std::{
     collections::HashMap,
@@ -20,23 +21,22 @@ use std::{
 };
 
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::mpsc,
     task::JoinSet,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 use tower::util::rng::{HasherRng, Rng};
 
-use self::sources::News;
 pub(crate) use self::{
     publisher::Publisher,
     sources::{Others, Sources},
 };
+use self::{sources::News, updates::LookUps};
 use super::{
-    binding::Binding,
     connector::{ConnectError, Connector},
     endpoint::{Endpoint, Link},
-    error::UpdateError,
+    error::in_full,
     event::{FailoverEvent, RebindCause},
     fleet::{Dial, Fleet, Key, Plan, Settings, Word},
     options::ServiceOptions,
@@ -45,11 +45,6 @@ use super::{
     status::ServiceStatus,
 };
 use crate::{Instance, consul::RegistryError};
-
-/// The shortest time between two look-ups that failing calls cause.
-const LOOK_UP_SPACING: Duration = Duration::from_millis(500);
-
-type Update = oneshot::Sender<Result<Binding, UpdateError>>;
 
 struct Dialled {
     key: Key,
@@ -80,12 +75,7 @@ pub(crate) struct Worker {
     probing: HashMap<u64, Instant>,
     next_serial: u64,
     rng: HasherRng,
-    look_up_wanted: bool,
-    looked_up_at: Option<Instant>,
-    last_look_up_error: Option<RegistryError>,
-    updates: Vec<Update>,
-    /// When the updates that wait are answered at the latest.
-    updates_due: Option<Instant>,
+    look_ups: LookUps,
 }
 
 pub(crate) struct Parts {
@@ -117,11 +107,7 @@ impl Worker {
             probing: HashMap::new(),
             next_serial: 0,
             rng: HasherRng::new(),
-            look_up_wanted: false,
-            looked_up_at: None,
-            last_look_up_error: None,
-            updates: Vec::new(),
-            updates_due: None,
+            look_ups: LookUps::default(),
         }
     }
 
@@ -177,7 +163,7 @@ impl Worker {
         }
         at(self.look_up_if_due(now));
         self.answer_updates(now);
-        at(self.updates_due);
+        at(self.updates_due());
         self.publish_status(now);
         wake
     }
@@ -258,11 +244,11 @@ impl Worker {
                 }
             }
             Report::Failing { serial } => self.on_failing(serial, now),
-            Report::Starved => self.look_up_wanted = true,
+            Report::Starved => self.look_ups.wanted = true,
             Report::BindingFailed { generation } => {
                 let current = self.publisher.current();
                 if generation == current.generation() {
-                    self.look_up_wanted = true;
+                    self.look_ups.wanted = true;
                     if let Some(endpoint) = current.preferred().filter(|e| e.is_usable()) {
                         self.probe(endpoint.clone(), now);
                     }
@@ -284,7 +270,7 @@ impl Worker {
         if let Some((instance, rest)) = ejected {
             self.ejected(instance, cause.to_string(), rest);
         }
-        self.look_up_wanted = true;
+        self.look_ups.wanted = true;
     }
 
     fn on_failing(&mut self, serial: u64, now: Instant) {
@@ -296,7 +282,7 @@ impl Worker {
         }
         self.take_out(&endpoint, RebindCause::Failing, now, now);
         endpoint.link().retire();
-        self.look_up_wanted = true;
+        self.look_ups.wanted = true;
     }
 
     fn on_dialled(&mut self, Dialled { key, attempt, result }: Dialled) {
@@ -345,7 +331,7 @@ impl Worker {
             Err(_) => {
                 self.take_out(&endpoint, RebindCause::Unresponsive, since, now);
                 endpoint.link().abandon();
-                self.look_up_wanted = true;
+                self.look_ups.wanted = true;
             }
         }
     }
@@ -366,82 +352,12 @@ impl Worker {
         self.publisher.event(FailoverEvent::Ejected { service, instance, cause, retry_in });
     }
 
-    // === looking up ===
-
-    fn look_up_if_due(&mut self, now: Instant) -> Option<Instant> {
-        if !self.look_up_wanted || self.sources.is_looking_up() {
-            return None;
-        }
-        let due = self.looked_up_at.map_or(now, |at| at + LOOK_UP_SPACING);
-        if due > now {
-            return Some(due);
-        }
-        self.look_up(now);
-        None
-    }
-
-    fn look_up(&mut self, now: Instant) {
-        self.look_up_wanted = false;
-        self.looked_up_at = Some(now);
-        self.last_look_up_error = None;
-        let bound = self.fleet.bound_tier().filter(|&tier| tier != 0);
-        self.sources.look_up([0].into_iter().chain(bound));
-    }
-
-    fn on_looked_up(&mut self, error: Option<RegistryError>) {
-        self.last_look_up_error = error.or(self.last_look_up_error.take());
-        if !self.sources.is_looking_up() {
-            self.starving.store(false, Ordering::Release);
-            if !self.updates.is_empty() {
-                // What the look-up has found must now be connected to.
-                self.updates_due = Some(Instant::now() + self.options.connect_timeout + LOOK_UP_SPACING);
-            }
-        }
-    }
-
     fn on_listed(&mut self, list: Result<Vec<String>, RegistryError>) {
         if let Some(others) = self.sources.set_list(list, Instant::now()) {
             for tier in 1..self.fleet.len() {
                 self.fleet.unasked(tier).iter().for_each(|endpoint| endpoint.link().retire());
             }
             self.fleet.set_others(others).iter().for_each(|endpoint| endpoint.link().retire());
-        }
-    }
-
-    // === update_grpc_client ===
-
-    fn on_update(&mut self, reply: Update, now: Instant) {
-        self.updates.push(reply);
-        self.updates_due = None;
-        if !self.sources.is_looking_up() {
-            self.look_up(now);
-        }
-        if let Some(endpoint) = self.publisher.current().preferred().filter(|e| e.is_usable()) {
-            self.probe(endpoint.clone(), now);
-        }
-    }
-
-    /// Answers once the registry has been asked and the bound instance has, and
-    /// something is usable or there has been time enough for it.
-    fn answer_updates(&mut self, now: Instant) {
-        if self.updates.is_empty() || self.sources.is_looking_up() || !self.probes.is_empty() {
-            return;
-        }
-        let binding = self.publisher.current();
-        let result = if binding.is_usable() {
-            Ok(binding)
-        } else if self.updates_due.is_some_and(|due| due > now) {
-            return;
-        } else {
-            Err(match self.last_look_up_error.clone() {
-                Some(error) => UpdateError::Registry(error),
-                None => UpdateError::NothingUsable { reason: self.status(now).reason().unwrap_or_default() },
-            })
-        };
-        self.updates_due = None;
-        for update in self.updates.drain(..) {
-            // A caller that has gone needs no answer.
-            let _ = update.send(result.clone());
         }
     }
 
@@ -473,22 +389,8 @@ impl Worker {
     }
 
     fn close(&mut self) {
-        for update in self.updates.drain(..) {
-            let _ = update.send(Err(UpdateError::Closed));
-        }
+        self.refuse_updates();
         self.publisher.close();
         self.fleet.clear().iter().for_each(|endpoint| endpoint.link().retire());
     }
-}
-
-/// An error and what caused it, in one line.
-fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    text
 }

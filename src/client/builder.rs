@@ -1,0 +1,144 @@
+//! Builds a `ConsulService`: every setting is checked here, and nothing starts.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::runtime::Handle;
+
+use super::{
+    datacenters::Fallback,
+    error::BuildError,
+    options::ServiceOptions,
+    resolver::ResolverSettings,
+    service::{Common, ConsulService, ServiceParts, Slot},
+};
+use crate::consul::{ConsulClient, ConsulConfig, HealthQuery};
+
+/// Builds a [`ConsulService`].
+#[derive(Clone, Debug)]
+pub struct ConsulServiceBuilder {
+    config: ConsulConfig,
+    name: Option<String>,
+    services: Vec<ServiceOptions>,
+    fallback: Fallback,
+    settings: Common,
+}
+
+impl ConsulServiceBuilder {
+    pub(super) fn new(config: ConsulConfig) -> Self {
+        Self {
+            config,
+            name: None,
+            services: Vec::new(),
+            fallback: Fallback::none(),
+            settings: Common {
+                failback_after: Duration::from_secs(5),
+                demote_after: Duration::from_secs(4),
+                keep_warm: false,
+                resolver: ResolverSettings::default(),
+            },
+        }
+    }
+
+    /// What to call this Consul. Default: the agent's address.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Adds a service; at least one is needed.
+    pub fn service(mut self, options: ServiceOptions) -> Self {
+        self.services.push(options);
+        self
+    }
+
+    /// Where to look when the own datacenter has no usable instance. Default: nowhere.
+    pub fn fallback(mut self, fallback: Fallback) -> Self {
+        self.fallback = fallback;
+        self
+    }
+
+    /// How long a more preferred datacenter must have been usable without a
+    /// break before calls return to it; each client adds up to a fifth, so that
+    /// not all return at once. Default: 5 s.
+    pub fn failback_after(mut self, time: Duration) -> Self {
+        self.settings.failback_after = time;
+        self
+    }
+
+    /// How long a list that held instances must stay empty before these are used
+    /// only after every other datacenter's. They stay in use until then, and as
+    /// the last resort after it: an empty list alone proves nothing. Default:
+    /// 4 s, which is longer than an agent's restart hides instances (2.6 s, measured
+    /// with Consul 1.8.7).
+    pub fn demote_after(mut self, time: Duration) -> Self {
+        self.settings.demote_after = time;
+        self
+    }
+
+    /// Keeps asking about the other datacenters, and one connection to each
+    /// ready, instead of only on need. Default: on need.
+    pub fn keep_warm(mut self, yes: bool) -> Self {
+        self.settings.keep_warm = yes;
+        self
+    }
+
+    /// How long a blocking query waits for news, from 1 s to 10 min. Default: 60 s.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.settings.resolver.wait = wait;
+        self
+    }
+
+    /// Checks every setting, and prepares to start. Asks nobody yet.
+    ///
+    /// # Errors
+    /// Names the setting that cannot be used, and what would be right; or says
+    /// that there is no tokio runtime.
+    pub fn build(self) -> Result<ConsulService, BuildError> {
+        let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
+        let mut services = BTreeMap::new();
+        for options in self.services {
+            options.check()?;
+            let (methods, query) = (options.methods()?, query(&options)?);
+            let name = options.name.clone();
+            if services.insert(name.clone(), Slot::new(options, methods, query)).is_some() {
+                return Err(BuildError::DuplicateService { name });
+            }
+        }
+        if services.is_empty() {
+            return Err(BuildError::NoService);
+        }
+        let wait = self.settings.resolver.wait;
+        if !(Duration::from_secs(1)..=Duration::from_secs(600)).contains(&wait) {
+            return Err(BuildError::Wait { value: wait });
+        }
+        let client = ConsulClient::new(self.config)?;
+        Ok(ConsulService::new(ServiceParts {
+            name: self.name.unwrap_or_else(|| client.address().to_owned()),
+            client,
+            services,
+            fallback: self.fallback,
+            settings: self.settings,
+            runtime,
+        }))
+    }
+}
+
+/// The question that the options ask.
+fn query(options: &ServiceOptions) -> Result<HealthQuery, BuildError> {
+    let mut query = HealthQuery::new(&options.name)?
+        .consistency(options.consistency)
+        .include_warning(options.include_warning);
+    for tag in &options.tags {
+        query = query.tag(tag);
+    }
+    for (key, value) in &options.meta {
+        query = query.meta(key, value);
+    }
+    if let Some(filter) = &options.filter {
+        query = query.filter(filter);
+    }
+    if let Some(near) = &options.near {
+        query = query.near(near);
+    }
+    Ok(query)
+}

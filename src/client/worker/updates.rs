@@ -1,0 +1,109 @@
+//! Looking the service up afresh: because a call failed, or because
+//! `update_grpc_client` was called. Both share one flight.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use tokio::{sync::oneshot, time::Instant};
+
+use super::Worker;
+use crate::{
+    client::{binding::Binding, error::UpdateError},
+    consul::RegistryError,
+};
+
+/// The shortest time between two look-ups that failing calls cause.
+const LOOK_UP_SPACING: Duration = Duration::from_millis(500);
+
+pub(super) type Update = oneshot::Sender<Result<Binding, UpdateError>>;
+
+/// Who waits for a look-up, and how it stands.
+#[derive(Default)]
+pub(super) struct LookUps {
+    /// A failing call wants one.
+    pub(super) wanted: bool,
+    last_at: Option<Instant>,
+    last_error: Option<RegistryError>,
+    waiting: Vec<Update>,
+    /// When those who wait are answered at the latest.
+    due: Option<Instant>,
+}
+
+impl Worker {
+    pub(super) fn look_up_if_due(&mut self, now: Instant) -> Option<Instant> {
+        if !self.look_ups.wanted || self.sources.is_looking_up() {
+            return None;
+        }
+        let due = self.look_ups.last_at.map_or(now, |at| at + LOOK_UP_SPACING);
+        if due > now {
+            return Some(due);
+        }
+        self.look_up(now);
+        None
+    }
+
+    fn look_up(&mut self, now: Instant) {
+        self.look_ups.wanted = false;
+        self.look_ups.last_at = Some(now);
+        self.look_ups.last_error = None;
+        let bound = self.fleet.bound_tier().filter(|&tier| tier != 0);
+        self.sources.look_up([0].into_iter().chain(bound));
+    }
+
+    pub(super) fn on_looked_up(&mut self, error: Option<RegistryError>) {
+        self.look_ups.last_error = error.or(self.look_ups.last_error.take());
+        if !self.sources.is_looking_up() {
+            self.starving.store(false, Ordering::Release);
+            if !self.look_ups.waiting.is_empty() {
+                // What the look-up has found must now be connected to.
+                self.look_ups.due = Some(Instant::now() + self.options.connect_timeout + LOOK_UP_SPACING);
+            }
+        }
+    }
+
+    pub(super) fn on_update(&mut self, reply: Update, now: Instant) {
+        self.look_ups.waiting.push(reply);
+        self.look_ups.due = None;
+        if !self.sources.is_looking_up() {
+            self.look_up(now);
+        }
+        if let Some(endpoint) = self.publisher.current().preferred().filter(|e| e.is_usable()) {
+            self.probe(endpoint.clone(), now);
+        }
+    }
+
+    /// Answers once the registry has been asked and the bound instance has, and
+    /// something is usable or there has been time enough for it.
+    pub(super) fn answer_updates(&mut self, now: Instant) {
+        if self.look_ups.waiting.is_empty() || self.sources.is_looking_up() || !self.probes.is_empty() {
+            return;
+        }
+        let binding = self.publisher.current();
+        let result = if binding.is_usable() {
+            Ok(binding)
+        } else if self.look_ups.due.is_some_and(|due| due > now) {
+            return;
+        } else {
+            Err(match self.look_ups.last_error.clone() {
+                Some(error) => UpdateError::Registry(error),
+                None => UpdateError::NothingUsable { reason: self.status(now).reason().unwrap_or_default() },
+            })
+        };
+        self.look_ups.due = None;
+        for update in self.look_ups.waiting.drain(..) {
+            // A caller that has gone needs no answer.
+            let _ = update.send(result.clone());
+        }
+    }
+
+    /// When the updates that wait are answered at the latest.
+    pub(super) fn updates_due(&self) -> Option<Instant> {
+        self.look_ups.due
+    }
+
+    /// The end: nobody is left waiting.
+    pub(super) fn refuse_updates(&mut self) {
+        for update in self.look_ups.waiting.drain(..) {
+            let _ = update.send(Err(UpdateError::Closed));
+        }
+    }
+}
