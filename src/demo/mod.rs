@@ -1,5 +1,13 @@
 //! The demo program, as a library: `src/bin/demo.rs` is thin.
 
+pub mod backend;
+mod cli;
+mod screen;
+mod signals;
+mod text;
+
+pub use cli::main;
+
 /// The generated `Counter` service.
 #[allow(missing_docs, clippy::all)]
 pub mod pb {
