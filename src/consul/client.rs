@@ -186,11 +186,15 @@ impl ConsulClient {
     }
 
     async fn put(&self, path: String, body: Vec<u8>) -> Result<(), RegistryError> {
-        let mut query = form_urlencoded::Serializer::new(String::new());
-        if let Some(namespace) = &self.inner.namespace {
-            query.append_pair("ns", namespace);
-        }
-        self.call(Call::put(path, query.finish(), body), None).await.map(drop)
+        // The serializer cannot be moved between threads, so it ends before the call.
+        let query = {
+            let mut query = form_urlencoded::Serializer::new(String::new());
+            if let Some(namespace) = &self.inner.namespace {
+                query.append_pair("ns", namespace);
+            }
+            query.finish()
+        };
+        self.call(Call::put(path, query, body), None).await.map(drop)
     }
 
     async fn call(&self, call: Call, datacenter: Option<&str>) -> Result<Answer, RegistryError> {
