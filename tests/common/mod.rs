@@ -1,0 +1,302 @@
+//! What the client's tests have in common: real backends, real Consuls, callers.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::{
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, Lines},
+    process::{Child, ChildStdout},
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+use tokio_stream::StreamExt;
+use tonic::{Code, Request, Status};
+use tonic_failover::{
+    client::{
+        ConsulService, ConsulServiceBuilder, FailoverChannel, FailoverEvent, GrpcClient, Served,
+        ServiceOptions,
+    },
+    consul::ConsulConfig,
+    demo::pb::{self, AddRequest, GetRequest, IncrementRequest, counter_client::CounterClient},
+    testkit::{ConsulProcess, Registry},
+};
+
+/// A bound for things that come soon. Generous: a busy machine must not fail a test.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// The deadline of the tests' calls.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(2);
+
+/// A real Consul with one datacenter, or `None`, loudly, where none is installed.
+pub(crate) async fn consul() -> Option<ConsulProcess> {
+    let bin = consul_bin()?;
+    Some(ConsulProcess::builder(bin).datacenter("dc1").dev().start().await.expect("consul starts"))
+}
+
+/// The consul program; says where it may come from when there is none.
+pub(crate) fn consul_bin() -> Option<std::path::PathBuf> {
+    let found = ConsulProcess::find();
+    if found.is_none() {
+        assert!(std::env::var_os("CI").is_none(), "CI runs everything: scripts/get-consul has gone wrong");
+        eprintln!("SKIPPED: no `consul` found: run ./test, which fetches one, or set CONSUL_BIN");
+    }
+    found
+}
+
+/// Nobody listens on port 1.
+pub(crate) const NOWHERE: &str = "http://127.0.0.1:1";
+
+// === backends ===
+
+/// A `demo backend` of ours, killed with the test.
+pub(crate) struct Backend {
+    pub(crate) name: String,
+    pub(crate) port: u16,
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    journal: tempfile::NamedTempFile,
+}
+
+impl Backend {
+    /// Starts one that registers itself nowhere.
+    pub(crate) async fn start(name: &str) -> Self {
+        Self::start_with(name, 0, NOWHERE, &[]).await
+    }
+
+    /// Starts one on `port` (0: any) that registers itself in the Consul at `consul`.
+    pub(crate) async fn start_with(name: &str, port: u16, consul: &str, more: &[&str]) -> Self {
+        let journal = tempfile::NamedTempFile::new().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
+        command.args(["backend", "--name", name, "--listen", &format!("127.0.0.1:{port}"), "--journal"]);
+        command.arg(journal.path()).args(more);
+        for (variable, _) in std::env::vars_os() {
+            let variable = variable.to_string_lossy().into_owned();
+            if variable.starts_with("CONSUL_") || variable.starts_with("DEMO_") {
+                command.env_remove(variable);
+            }
+        }
+        command.env("CONSUL_HTTP_ADDR", consul).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut backend = Self { name: name.to_owned(), port, child, lines, journal };
+        let line = backend.line_with("listens on ").await;
+        backend.port = line.rsplit(':').next().unwrap().trim().parse().unwrap();
+        backend
+    }
+
+    async fn line_with(&mut self, words: &str) -> String {
+        let find = async {
+            loop {
+                let line = self.lines.next_line().await.unwrap().expect("the backend goes on writing");
+                if line.contains(words) {
+                    return line;
+                }
+            }
+        };
+        timeout(SOON, find).await.unwrap_or_else(|_| panic!("no line with {words:?}"))
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id().expect("it runs")).unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub(crate) async fn kill(&mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub(crate) async fn terminate(&mut self) {
+        self.signal(Signal::TERM);
+        timeout(SOON, self.child.wait()).await.expect("it ends").unwrap();
+    }
+
+    /// The journal's lines so far.
+    pub(crate) fn journal(&self) -> Vec<String> {
+        std::fs::read_to_string(self.journal.path()).unwrap().lines().map(str::to_owned).collect()
+    }
+}
+
+/// Registers an instance in Consul by hand, without a check: Consul calls it
+/// passing whatever becomes of it.
+pub(crate) async fn register(registry: &Registry, service: &str, name: &str, port: u16) {
+    let body = format!(r#"{{"ID":"{name}","Name":"{service}","Address":"127.0.0.1","Port":{port}}}"#);
+    let answer = registry.put("/v1/agent/service/register", body).await.unwrap();
+    assert!(answer.status.is_success(), "{answer:?}");
+}
+
+pub(crate) async fn deregister(registry: &Registry, name: &str) {
+    let answer = registry.put(&format!("/v1/agent/service/deregister/{name}"), "").await.unwrap();
+    assert!(answer.status.is_success(), "{answer:?}");
+}
+
+// === the client under test ===
+
+pub(crate) fn options() -> ServiceOptions {
+    ServiceOptions::new("counter").descriptors(pb::FILE_DESCRIPTOR_SET)
+}
+
+pub(crate) fn builder(url: &str) -> ConsulServiceBuilder {
+    ConsulService::builder(ConsulConfig::new(url).unwrap())
+}
+
+/// A client of the service `counter` in the Consul at `url`.
+pub(crate) fn client(url: &str) -> GrpcClient {
+    builder(url).service(options()).build().unwrap().grpc_client("counter").unwrap()
+}
+
+/// Waits until the status satisfies `is_so`.
+pub(crate) async fn until(client: &GrpcClient, words: &str, is_so: impl Fn(&GrpcClient) -> bool) {
+    let wait = async {
+        while !is_so(client) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, wait).await.unwrap_or_else(|_| panic!("not so: {words}; {}", client.status()));
+}
+
+/// The name of the instance that is bound.
+pub(crate) fn bound(client: &GrpcClient) -> Option<String> {
+    client.status().bound.map(|i| i.name.clone())
+}
+
+pub(crate) async fn until_bound_to(client: &GrpcClient, name: &str) {
+    until(client, &format!("bound to {name}"), |c| bound(c).as_deref() == Some(name)).await;
+}
+
+/// The next event that `pick` wants.
+pub(crate) async fn event<T>(
+    events: &mut (impl tokio_stream::Stream<Item = FailoverEvent> + Unpin),
+    words: &str,
+    pick: impl Fn(&FailoverEvent) -> Option<T>,
+) -> T {
+    let find = async {
+        while let Some(event) = events.next().await {
+            if let Some(found) = pick(&event) {
+                return found;
+            }
+        }
+        panic!("the events ended before: {words}");
+    };
+    timeout(SOON, find).await.unwrap_or_else(|_| panic!("no such event: {words}"))
+}
+
+/// One `Get` with the tests' deadline: who answered.
+pub(crate) async fn get(channel: FailoverChannel) -> Result<Served, Status> {
+    let mut request = Request::new(GetRequest::default());
+    request.set_timeout(DEADLINE);
+    let response = CounterClient::new(channel).get(request).await?;
+    Ok(response.extensions().get::<Served>().expect("every answer says who gave it").clone())
+}
+
+// === callers ===
+
+/// What a caller calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Method {
+    Get,
+    Add,
+    Increment,
+}
+
+/// The failures of one kind of calls.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) calls: u64,
+    pub(crate) resent: u64,
+    pub(crate) failed: Vec<(Code, String)>,
+    pub(crate) slowest: Duration,
+}
+
+/// Callers that go on until they are told to stop.
+pub(crate) struct Callers {
+    stop: watch::Sender<bool>,
+    calls: Arc<AtomicU64>,
+    tasks: JoinSet<Tally>,
+}
+
+impl Callers {
+    /// `count` callers, each calling every 10 ms.
+    pub(crate) fn start(client: &GrpcClient, count: usize, method: Method) -> Self {
+        let (stop, _) = watch::channel(false);
+        let calls = Arc::new(AtomicU64::new(0));
+        let mut tasks = JoinSet::new();
+        for caller in 0..count {
+            let (channel, mut stop, calls) = (client.channel(), stop.subscribe(), calls.clone());
+            tasks.spawn(async move {
+                let mut tally = Tally::default();
+                let mut pace = tokio::time::interval(Duration::from_millis(10));
+                while !*stop.borrow_and_update() {
+                    pace.tick().await;
+                    let started = Instant::now();
+                    let id = format!("{caller}-{}", tally.calls);
+                    match call(channel.clone(), method, id).await {
+                        Ok(attempts) => tally.resent += u64::from(attempts > 1),
+                        Err(status) => tally.failed.push((status.code(), status.message().to_owned())),
+                    }
+                    tally.calls += 1;
+                    tally.slowest = tally.slowest.max(started.elapsed());
+                    calls.fetch_add(1, Ordering::Relaxed);
+                }
+                tally
+            });
+        }
+        Self { stop, calls, tasks }
+    }
+
+    /// Waits for `more` further calls to have ended.
+    pub(crate) async fn go_on_for(&self, more: u64) {
+        let goal = self.calls.load(Ordering::Relaxed) + more;
+        let wait = async {
+            while self.calls.load(Ordering::Relaxed) < goal {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(SOON, wait).await.expect("the calls go on");
+    }
+
+    pub(crate) async fn stop(mut self) -> Tally {
+        self.stop.send_replace(true);
+        let mut total = Tally::default();
+        while let Some(tally) = self.tasks.join_next().await {
+            let tally = tally.expect("no caller panics");
+            total.calls += tally.calls;
+            total.resent += tally.resent;
+            total.failed.extend(tally.failed);
+            total.slowest = total.slowest.max(tally.slowest);
+        }
+        total
+    }
+}
+
+/// One call; the attempts it took.
+pub(crate) async fn call(channel: FailoverChannel, method: Method, id: String) -> Result<u32, Status> {
+    fn request<T>(message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(DEADLINE);
+        request
+    }
+    let mut client = CounterClient::new(channel);
+    let response = match method {
+        Method::Get => client.get(request(GetRequest { request_id: id })).await?,
+        Method::Add => client.add(request(AddRequest { request_key: id, by: 1 })).await?,
+        Method::Increment => client.increment(request(IncrementRequest { by: 1, request_id: id })).await?,
+    };
+    Ok(response.extensions().get::<Served>().expect("every answer says who gave it").attempts)
+}
+
+/// Counts what a flag guards against being forgotten.
+pub(crate) fn flag() -> Arc<AtomicBool> {
+    Arc::new(AtomicBool::new(false))
+}
