@@ -161,7 +161,7 @@ impl CallContext {
                     CallErrorKind::NothingUsable { reason }
                 }
             };
-            return Err(CallError::new(kind, None, tries.made));
+            return Err(CallError::new(kind, None, tries.made).after(tries));
         }
     }
 
@@ -218,10 +218,11 @@ impl CallContext {
         tries: &mut Tries,
     ) -> Result<(), ()> {
         // Without a status here the response has begun, and ends in its trailers.
-        let Some(code) = response.headers().get("grpc-status").map(|v| Code::from_bytes(v.as_bytes())) else {
+        let Some(status) = outcome::status_in_headers(response) else {
             endpoint.link().heard_now();
             return Ok(());
         };
+        let code = status.code();
         if outcome::counts_against(code) {
             endpoint.link().failed(self.failures_to_eject());
         } else {
@@ -232,9 +233,7 @@ impl CallContext {
         }
         let resend = outcome::worth_resending(code)
             && self.shared.retry.may_resend(Proof::MayHaveRun, safe, replayable, tries);
-        if let Some(status) = Status::from_header_map(response.headers()) {
-            self.failed(Some(endpoint.instance()), tries.made, &status, resend);
-        }
+        self.failed(Some(endpoint.instance()), tries.made, &status, resend);
         if resend { Err(()) } else { Ok(()) }
     }
 
@@ -265,7 +264,9 @@ impl CallContext {
         };
         self.resend_or(
             resend,
-            CallError::new(kind, Some(endpoint.instance().clone()), tries.made).caused_by(Arc::new(error)),
+            CallError::new(kind, Some(endpoint.instance().clone()), tries.made)
+                .after(tries)
+                .caused_by(Arc::new(error)),
         )
     }
 
@@ -302,6 +303,10 @@ pub(crate) async fn run(
             Ok(endpoint) => endpoint,
             Err(error) => return Err(context.give_up(error)),
         };
+        if tries.made > 0 && Instant::now() >= deadline.at() {
+            let error = CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made).after(&tries);
+            return Err(context.give_up(error));
+        }
         tries.made += 1;
         tries.on.push(endpoint.serial());
         let attempt_body = body.attempt().expect("a body that is gone is not resent");

@@ -4,7 +4,7 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use tonic::{Code, Status};
 
-use super::status::ServiceStatus;
+use super::{retry::Tries, status::ServiceStatus};
 use crate::{Instance, consul::RegistryError};
 
 /// Why a [`ConsulService`](super::ConsulService) could not be built.
@@ -113,6 +113,8 @@ struct Inner {
     kind: CallErrorKind,
     instance: Option<Arc<Instance>>,
     attempts: u32,
+    /// An attempt before the last one may have run.
+    ran_before: bool,
     /// What tonic finds in the chain: the code and the text for the caller. The
     /// transport's own error is its source.
     status: Status,
@@ -152,7 +154,13 @@ impl CallError {
             _ => Code::Unavailable,
         };
         let status = Status::new(code, describe(&kind, instance.as_deref(), attempts));
-        Self(Box::new(Inner { kind, instance, attempts, status }))
+        Self(Box::new(Inner { kind, instance, attempts, ran_before: false, status }))
+    }
+
+    /// Takes into account what earlier attempts may have done.
+    pub(crate) fn after(mut self, tries: &Tries) -> Self {
+        self.0.ran_before = tries.counted > 0;
+        self
     }
 
     pub(crate) fn caused_by(mut self, cause: Arc<dyn Error + Send + Sync>) -> Self {
@@ -192,14 +200,21 @@ impl CallError {
         self.0.attempts
     }
 
-    /// False only where it is proven that no server ran the call.
+    /// False only where it is proven that no server ran the call, in any attempt.
     pub fn may_have_run(&self) -> bool {
-        match self.0.kind {
+        self.0.ran_before || self.0.kind.may_have_run(self.0.attempts)
+    }
+}
+
+impl CallErrorKind {
+    /// Whether the last attempt may have run.
+    fn may_have_run(&self, attempts: u32) -> bool {
+        match self {
             CallErrorKind::NothingUsable { .. }
             | CallErrorKind::Refused
             | CallErrorKind::NeverSent
             | CallErrorKind::Closed => false,
-            CallErrorKind::DeadlineExceeded => self.0.attempts > 0,
+            CallErrorKind::DeadlineExceeded => attempts > 0,
             CallErrorKind::ConnectionLost
             | CallErrorKind::StreamReset
             | CallErrorKind::Unresponsive
@@ -271,6 +286,14 @@ mod tests {
     fn an_unknown_service_lists_the_known_ones() {
         let error = UnknownService { name: "x".into(), known: vec!["a".into(), "b".into()] };
         assert_eq!(error.to_string(), "unknown service \"x\": this ConsulService knows a, b");
+    }
+
+    #[test]
+    fn an_attempt_that_may_have_run_is_not_forgotten_when_the_next_finds_nothing() {
+        let nothing = || CallErrorKind::NothingUsable { reason: String::new() };
+        let tries = Tries { made: 1, counted: 1, ..Tries::default() };
+        assert!(CallError::new(nothing(), None, 1).after(&tries).may_have_run());
+        assert!(!CallError::new(nothing(), None, 0).after(&Tries::default()).may_have_run());
     }
 
     #[test]

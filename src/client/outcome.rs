@@ -14,7 +14,7 @@
 
 use std::error::Error;
 
-use tonic::Code;
+use tonic::{Code, Status};
 
 use super::report::LossCause;
 
@@ -84,6 +84,25 @@ fn judge_h2(error: &h2::Error) -> Verdict {
     Verdict::new(Proof::MayHaveRun, Some(LossCause::Closed))
 }
 
+/// The status that a response's headers already tell, if they do: `grpc-status`
+/// in a response without a body, or an HTTP status in its place, from a proxy
+/// that has no server behind it (the table is gRPC's "HTTP to gRPC Status Code Mapping").
+pub(crate) fn status_in_headers<B>(response: &http::Response<B>) -> Option<Status> {
+    if let Some(status) = Status::from_header_map(response.headers()) {
+        return Some(status);
+    }
+    let code = match response.status().as_u16() {
+        200 => return None,
+        400 => Code::Internal,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::Unimplemented,
+        429 | 502..=504 => Code::Unavailable,
+        _ => Code::Unknown,
+    };
+    Some(Status::new(code, format!("HTTP status {} without a gRPC status", response.status())))
+}
+
 /// Whether a status that came over the wire counts against the instance.
 ///
 /// Only UNAVAILABLE does: every other code is the application's own answer.
@@ -111,6 +130,17 @@ mod tests {
     fn an_unknown_error_may_have_run_and_the_connection_is_not_trusted() {
         let verdict = judge(&std::io::Error::other("anything"));
         assert_eq!(verdict, Verdict::new(Proof::MayHaveRun, Some(LossCause::Closed)));
+    }
+
+    #[test]
+    fn a_proxy_without_a_server_behind_it_counts_as_unavailable() {
+        let answer = |status: u16| {
+            let response = http::Response::builder().status(status).body(()).unwrap();
+            status_in_headers(&response).map(|s| s.code())
+        };
+        assert_eq!(answer(503), Some(Code::Unavailable));
+        assert_eq!(answer(404), Some(Code::Unimplemented));
+        assert_eq!(answer(200), None, "the status comes in the trailers");
     }
 
     #[test]

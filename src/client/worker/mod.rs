@@ -158,7 +158,9 @@ impl Worker {
                 self.fleet.unasked(tier).iter().for_each(|endpoint| endpoint.link().retire());
             }
         }
-        if plan.need_others {
+        // Where calls are away already, a list in another order must not move them.
+        let away = self.fleet.bound_tier().is_some_and(|tier| tier > 0);
+        if plan.need_others && !away {
             at(self.sources.want_list(now));
         }
         at(self.look_up_if_due(now));

@@ -1,0 +1,126 @@
+//! The modules' rules, held to by reading the sources: who may name whom.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// A module, and the parts of this crate that it may name.
+const MAY_NAME: &[(&str, &[&str])] = &[
+    ("instance.rs", &["client"]), // in a doc link
+    ("consul", &["consul", "instance", "Instance", "InstanceId", "Snapshot"]),
+    ("client", &["client", "consul", "instance", "Instance", "InstanceId", "Snapshot"]),
+    // It speaks the wire protocol, so that it cannot share a misreading.
+    ("testkit", &["testkit"]),
+    ("demo", &["demo", "client", "consul", "testkit", "Instance", "InstanceId"]),
+];
+
+/// Crates that only these modules may name.
+const FENCED: &[(&str, &[&str])] = &[
+    ("consulrs", &["consul"]),
+    ("rustify", &["consul"]),
+    ("reqwest", &["consul"]),
+    ("http02", &["consul"]),
+    ("clap", &["demo"]),
+    ("axum", &["testkit"]),
+];
+
+fn sources(below: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(below).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Every source with the module it belongs to.
+fn modules() -> Vec<(String, PathBuf)> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    sources(&src, &mut found);
+    found
+        .into_iter()
+        .filter_map(|path| {
+            let module = path.strip_prefix(&src).unwrap().iter().next()?.to_str()?.to_owned();
+            (module != "lib.rs" && module != "bin").then_some((module, path))
+        })
+        .collect()
+}
+
+/// The lines of code: no comments, no tests' modules (those may name what they hold against).
+fn code(path: &Path) -> Vec<String> {
+    let is_test = path.iter().any(|part| part == "tests.rs" || part == "tests");
+    let text = if is_test { String::new() } else { fs::read_to_string(path).unwrap() };
+    text.lines()
+        .take_while(|line| !line.starts_with("#[cfg(test)]"))
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn each_module_names_only_what_it_may() {
+    let mut wrong = Vec::new();
+    for (module, path) in modules() {
+        let may = MAY_NAME.iter().find(|(name, _)| *name == module);
+        let (_, may) = may.unwrap_or_else(|| panic!("{module} has no line in the table"));
+        for line in code(&path) {
+            for named in line.split("crate::").skip(1) {
+                let first: Vec<_> = named
+                    .trim_start_matches('{')
+                    .split(|c: char| !c.is_alphanumeric() && c != '_')
+                    .take(1)
+                    .collect();
+                // A list of names, `crate::{A, b::C}`, is read name by name.
+                let names = match named.strip_prefix('{') {
+                    Some(list) => list
+                        .split([',', '}'])
+                        .map(|name| name.trim().split("::").next().unwrap_or_default())
+                        .filter(|name| !name.is_empty() && *name != ";")
+                        .collect(),
+                    None => first,
+                };
+                for name in names {
+                    if !may.contains(&name) {
+                        wrong.push(format!("{}: {line}", path.display()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "named against the rules:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn fenced_crates_stay_behind_their_fences() {
+    let mut wrong = Vec::new();
+    for (module, path) in modules() {
+        for line in code(&path) {
+            for (fenced, homes) in FENCED {
+                let named = line.contains(&format!("{fenced}::")) || line.contains(&format!("use {fenced}"));
+                if named && !homes.contains(&module.as_str()) {
+                    wrong.push(format!("{}: {line}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "named outside of its module:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_source_is_longer_than_400_lines_without_its_tests() {
+    let long: Vec<_> = modules()
+        .into_iter()
+        .filter(|(_, path)| !path.iter().any(|part| part == "tests.rs" || part == "tests"))
+        .map(|(_, path)| {
+            let text = fs::read_to_string(&path).unwrap();
+            let lines = text.lines().take_while(|line| !line.starts_with("#[cfg(test)]")).count();
+            (path, lines)
+        })
+        .filter(|(_, lines)| *lines > 400)
+        .collect();
+    assert!(long.is_empty(), "{long:?}");
+}
