@@ -13,6 +13,8 @@
 //! ```
 
 mod episodes;
+#[cfg(all(test, feature = "testkit"))]
+mod live;
 mod order;
 mod pace;
 mod task;

@@ -150,6 +150,28 @@ async fn a_broken_connection_is_told_from_none() {
 }
 
 #[tokio::test]
+async fn an_address_that_swallows_connections_is_given_up_after_the_connect_time_out() {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    // Nobody accepts: once the queue is full, the system drops what comes.
+    let mut queued = Vec::new();
+    while let Ok(stream) =
+        tokio::time::timeout(Duration::from_millis(200), tokio::net::TcpStream::connect(address)).await
+    {
+        queued.push(stream.unwrap());
+    }
+    let config = ConsulConfig::new(&address.to_string()).unwrap();
+    let config = config.connect_timeout(Duration::from_millis(200)).request_timeout(10 * PATIENCE);
+    let client = ConsulClient::new(config).unwrap();
+    let asked = query("counter");
+    let asking = tokio::time::timeout(PATIENCE, client.healthy_instances(&asked));
+    let error = asking.await.unwrap().unwrap_err();
+    assert!(matches!(error, RegistryError::Unreachable { .. }), "{error:?}");
+}
+
+#[tokio::test]
 async fn dropping_the_question_closes_its_connection() {
     let server = Scripted::always(Reply::SendAndHang(Vec::new())).await;
     let client = client(&server.url());

@@ -1,8 +1,8 @@
 //! Asking a registry: a real Consul for what it really answers, a scripted
 //! server for what it cannot be made to answer.
 
-
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 mod faults;
 mod instances;
 mod outages;

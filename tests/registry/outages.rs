@@ -1,7 +1,10 @@
 //! Blocking queries on a real Consul, and what becomes of them when it dies.
 
 use serde_json::json;
-use tonic_failover::consul::{BlockingIndex, RegistryError};
+use tonic_failover::{
+    consul::{BlockingIndex, RegistryError},
+    testkit::ConsulProcess,
+};
 
 use super::*;
 
@@ -79,7 +82,12 @@ async fn an_agent_that_stands_still_is_given_up_in_time_and_found_again() {
     register(agent.registry(), json!({"ID": "a"})).await;
     let index = client.healthy_instances(&query("counter")).await.unwrap().index.unwrap();
     agent.pause().unwrap();
-    let error = client.healthy_instances(&query("counter")).await.unwrap_err();
+    // The signal takes a moment to stop all of its threads.
+    let error = loop {
+        if let Err(error) = client.healthy_instances(&query("counter")).await {
+            break error;
+        }
+    };
     assert!(matches!(error, RegistryError::TimedOut { after } if after == limit), "{error:?}");
     // A blocking one is given what Consul may add to its wait.
     let wait = Duration::from_millis(160);
@@ -88,4 +96,32 @@ async fn an_agent_that_stands_still_is_given_up_in_time_and_found_again() {
     assert!(matches!(error, RegistryError::TimedOut { after } if after == expected), "{error:?}");
     agent.resume().unwrap();
     eventually(|| async { client.healthy_instances(&query("counter")).await.is_ok() }).await;
+}
+
+#[tokio::test]
+async fn a_datacenter_that_stands_still_costs_the_own_one_nothing() {
+    let Some(bin) = consul() else { return };
+    let dc1 = ConsulProcess::builder(&bin).start().await.unwrap();
+    let dc2 = ConsulProcess::builder(&bin).datacenter("dc2").join_wan(&dc1).start().await.unwrap();
+    let config = ConsulConfig::new(&dc1.url()).unwrap().request_timeout(Duration::from_millis(500));
+    let client = ConsulClient::new(config).unwrap();
+    register(dc1.registry(), json!({"ID": "near"})).await;
+    register(dc2.registry(), json!({"ID": "far"})).await;
+    let far = query("counter").datacenter("dc2");
+    assert_eq!(names(&client, &far).await, ["far"]);
+    dc2.pause().unwrap();
+    let error = loop {
+        if let Err(error) = client.healthy_instances(&far).await {
+            break error;
+        }
+    };
+    assert!(matches!(error, RegistryError::TimedOut { .. }), "{error:?}");
+    let hanging = tokio::spawn({
+        let client = client.clone();
+        async move { client.watch_instances(&far, BlockingIndex::from(1), LONG).await }
+    });
+    assert_eq!(names(&client, &query("counter")).await, ["near"]);
+    assert_eq!(client.datacenters().await.unwrap(), ["dc1", "dc2"]);
+    assert!(!hanging.is_finished());
+    hanging.abort();
 }

@@ -38,6 +38,18 @@ async fn token_user_and_namespace_go_along_and_the_query_is_as_asked() {
 }
 
 #[tokio::test]
+async fn an_agent_may_listen_on_ipv6() {
+    let Ok(listener) = tokio::net::TcpListener::bind("[::1]:0").await else {
+        eprintln!("SKIPPED: no IPv6 on this machine");
+        return;
+    };
+    let server = Scripted::on(listener, answer("200 OK", "", "[]"));
+    for address in [server.url(), server.url().replace("http://", "")] {
+        client(&address).healthy_instances(&query("counter")).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_query_too_long_for_a_url_is_refused_unsent() {
     let server = Scripted::always(answer("200 OK", "", "[]")).await;
     let client = client(&server.url());

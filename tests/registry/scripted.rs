@@ -39,7 +39,11 @@ pub(crate) struct Scripted {
 impl Scripted {
     /// Answers every request alike.
     pub(crate) async fn always(reply: Reply) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::on(TcpListener::bind("127.0.0.1:0").await.unwrap(), reply)
+    }
+
+    /// The same on this listener.
+    pub(crate) fn on(listener: TcpListener, reply: Reply) -> Self {
         let address = listener.local_addr().unwrap();
         let (requests, open) = (Arc::<Mutex<Vec<_>>>::default(), Arc::<AtomicUsize>::default());
         let (seen, counted) = (requests.clone(), open.clone());
