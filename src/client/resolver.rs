@@ -13,7 +13,8 @@
 //! ```
 
 mod episodes;
-#[cfg(all(test, feature = "testkit"))]
+#[cfg(feature = "testkit")]
+#[cfg(test)]
 mod live;
 mod order;
 mod pace;
