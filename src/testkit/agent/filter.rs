@@ -29,7 +29,7 @@ impl Filter {
     /// Reads `text`; none is a filter that everything passes. What real Consul
     /// refuses, and what it would take but this one does not know, is refused.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        if text.trim().is_empty() {
+        if text.is_empty() {
             return Ok(Self::default());
         }
         let refuse = |why: String| format!("Failed to create boolean expression evaluator: {why}");
@@ -186,6 +186,7 @@ mod tests {
     fn bad_filters_are_refused() {
         for filter in [
             "xyz",
+            " ",
             "Service.Nope == x",
             r#"Service.Meta["k"] == v-1"#,
             "v-1 in Service.Tags",

@@ -92,8 +92,7 @@ impl Read<'_> {
         let jitter = (self.query.wait / 16).mul_f64(HasherRng::new().next_f64());
         let deadline = Instant::now() + self.query.wait + jitter;
         let mut blocked = None;
-        let mut seen = None;
-        let epoch = self.target.catalog.lock().mark(self.subject).epoch;
+        let epoch = self.target.catalog.lock().epoch();
         loop {
             moved.mark_unchanged();
             ours.mark_unchanged();
@@ -101,12 +100,10 @@ impl Read<'_> {
             self.interrupted().await?;
             {
                 let catalog = self.target.catalog.lock();
-                let (mark, index) = (catalog.mark(self.subject), catalog.index_of(self.subject));
-                let fell = mark.epoch != epoch;
-                // Unrelated changes move the index of what is not there, and wake nobody.
-                let news = seen != Some(mark) && index > self.query.index;
+                let index = catalog.index_of(self.subject);
+                let fell = catalog.epoch() != epoch;
                 if self.query.index == 0
-                    || news
+                    || index > self.query.index
                     || fell
                     || emptied != self.is_emptied()
                     || Instant::now() >= deadline
@@ -114,7 +111,6 @@ impl Read<'_> {
                     let body = if self.is_emptied() { Value::Array(Vec::new()) } else { look(&catalog) };
                     return Ok(self.respond(if fell { self.query.index } else { index }, body));
                 }
-                seen = Some(mark);
             }
             blocked.get_or_insert_with(|| self.node.tally.blocked());
             tokio::select! {

@@ -34,16 +34,9 @@ pub(crate) struct Catalog {
     /// How often the index has fallen.
     epoch: u64,
     services: BTreeMap<String, Service>,
-    /// By service name; kept when the last instance goes.
-    names: BTreeMap<String, Name>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Name {
-    /// The last change of it.
-    index: u64,
-    /// How many changes there were.
-    changes: u64,
+    /// When each service last changed, by its name in lower case, since names are
+    /// found in any case.
+    names: BTreeMap<String, u64>,
 }
 
 /// What a blocking query watches.
@@ -53,14 +46,6 @@ pub(crate) enum Subject<'a> {
     Service(&'a str),
     /// The list of services.
     Services,
-}
-
-/// Something a blocked query compares: it differs after every change that
-/// concerns its subject.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
-    pub(crate) epoch: u64,
-    changes: u64,
 }
 
 /// Which instances are asked for.
@@ -86,7 +71,7 @@ pub(crate) struct Started {
 impl Catalog {
     pub(crate) fn new(node: NodeRecord) -> Self {
         let server = Service::server(FIRST_INDEX - 2);
-        let names = [("consul".to_owned(), Name { index: FIRST_INDEX - 2, changes: 0 })].into();
+        let names = [("consul".to_owned(), FIRST_INDEX - 2)].into();
         let services = [("consul".to_owned(), server)].into();
         Self { node, index: FIRST_INDEX, extinction: None, epoch: 0, services, names }
     }
@@ -102,9 +87,7 @@ impl Catalog {
         self.epoch += 1;
         self.index = FALLEN_INDEX;
         self.extinction = self.extinction.map(|_| FALLEN_INDEX);
-        for name in self.names.values_mut() {
-            name.index = FALLEN_INDEX;
-        }
+        self.names.values_mut().for_each(|index| *index = FALLEN_INDEX);
         for service in self.services.values_mut() {
             service.fall(FALLEN_INDEX);
         }
@@ -115,20 +98,17 @@ impl Catalog {
         match subject {
             Subject::Services => self.index,
             Subject::Service(name) if self.instances(name).next().is_some() => {
-                self.names.get(name).map_or(self.index, |it| it.index)
+                self.names.get(&name.to_lowercase()).copied().unwrap_or(self.index)
             }
             // Nothing tells when something that is not there last changed, so it
-            // is when anything last went, or the whole catalog's.
+            // is when anything last went, or else changed at all.
             Subject::Service(_) => self.extinction.unwrap_or(self.index),
         }
     }
 
-    pub(crate) fn mark(&self, subject: Subject<'_>) -> Mark {
-        let changes = match subject {
-            Subject::Services => self.names.values().map(|it| it.changes).sum(),
-            Subject::Service(name) => self.names.get(name).map_or(0, |it| it.changes),
-        };
-        Mark { epoch: self.epoch, changes }
+    /// Differs after every fall of the index.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// Takes a service in, or changes it: an unchanged one moves no index.
@@ -286,8 +266,9 @@ impl Catalog {
         self.services.values().find_map(|service| service.checks.get(id))
     }
 
-    fn instances<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a String, &'a Service)> {
-        self.services.iter().filter(move |(_, service)| service.definition.name == name)
+    fn instances(&self, name: &str) -> impl Iterator<Item = (&String, &Service)> {
+        let name = name.to_lowercase();
+        self.services.iter().filter(move |(_, service)| service.definition.name.to_lowercase() == name)
     }
 
     fn touch(&mut self, names: &[String]) {
@@ -296,9 +277,7 @@ impl Catalog {
         }
         self.index += 1;
         for name in names {
-            let name = self.names.entry(name.clone()).or_default();
-            name.index = self.index;
-            name.changes += 1;
+            self.names.insert(name.to_lowercase(), self.index);
         }
     }
 }

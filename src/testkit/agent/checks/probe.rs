@@ -33,7 +33,7 @@ pub(crate) async fn grpc(probe: &Probe) -> Result<String, String> {
             answer.map_err(|it| format!("rpc error: code = {:?} desc = {}", it.code(), it.message()))?;
         match status.into_inner().status() {
             ServingStatus::Serving => Ok(format!("gRPC check {target}: success")),
-            other => Err(format!("gRPC {target} returned {} status", other.as_str_name())),
+            _ => Err("gRPC application didn't report service healthy".to_owned()),
         }
     };
     match timeout(probe.timeout, ask).await {
