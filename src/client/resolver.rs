@@ -13,6 +13,9 @@
 //! ```
 
 mod episodes;
+#[cfg(feature = "testkit")]
+#[cfg(test)]
+mod live;
 mod order;
 mod pace;
 mod task;
@@ -26,7 +29,7 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::task::AbortOnDropHandle;
-use tower::util::rng::HasherRng;
+use tower::util::rng::{HasherRng, Rng};
 use tracing::Instrument;
 
 use crate::{
@@ -108,13 +111,18 @@ impl Resolver {
             service = query.service_name(),
             datacenter = query.datacenter_name().unwrap_or("(own)"),
         );
-        Self::run(Arc::new(Asker { client, query }), settings, span)
+        Self::run(Arc::new(Asker { client, query }), settings, HasherRng::new(), span)
     }
 
-    fn run(ask: Arc<dyn Ask>, settings: ResolverSettings, span: tracing::Span) -> Self {
+    fn run(
+        ask: Arc<dyn Ask>,
+        settings: ResolverSettings,
+        rng: impl Rng + Send + 'static,
+        span: tracing::Span,
+    ) -> Self {
         let (requests, incoming) = mpsc::channel(DOOR);
         let (published, resolved) = watch::channel(Resolved::default());
-        let task = Task::new(ask, settings, incoming, published, HasherRng::new());
+        let task = Task::new(ask, settings, incoming, published, rng);
         let task = AbortOnDropHandle::new(tokio::spawn(task.run().instrument(span)));
         Self { requests, resolved, _task: task }
     }

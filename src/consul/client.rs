@@ -19,6 +19,11 @@ const EXCERPT: usize = 300;
 
 /// Asks one Consul agent. Clones are cheap and share their connections.
 ///
+/// Each request under way has a connection of its own, a blocking one for as long
+/// as it blocks. An agent takes 200 from one address
+/// (<https://developer.hashicorp.com/consul/docs/agent/config/config-files#http_max_conns_per_client>)
+/// and resets what goes beyond.
+///
 /// Every method may be cancelled by dropping its future, which closes the
 /// connection it waits on.
 #[derive(Clone)]

@@ -13,6 +13,7 @@ pub struct BlockingIndex(Option<NonZeroU64>);
 
 /// What an answer did to a [`BlockingIndex`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum IndexStep {
     /// Forward, or from none: something may have changed.
     Advanced,

@@ -207,3 +207,43 @@ fn lost(error: reqwest::Error) -> RegistryError {
     let source: Arc<dyn Error + Send + Sync> = Arc::new(error.without_url());
     if connecting { RegistryError::Unreachable { source } } else { RegistryError::Interrupted { source } }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::consul::{HealthQuery, ServiceName};
+
+    fn uri(path: String, query: String) -> http02::Uri {
+        let credentials = Credentials { token: None, authorization: None };
+        let endpoint = Call::get(path, query);
+        let request = endpoint.with_middleware(&credentials).request("http://127.0.0.1:8500").unwrap();
+        request.uri().clone()
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_that_is_taken_arrives_as_it_was(name in "\\PC{1,20}|[a-c%/?#\\\\ .+&é]{1,12}") {
+            if let Ok(name) = ServiceName::new(name) {
+                let uri = uri(HealthQuery::of(name.clone()).path(), "passing".to_owned());
+                // Once more through the reader that reqwest uses.
+                let url = url::Url::parse(&uri.to_string()).unwrap();
+                let escaped = url.path().strip_prefix("/v1/health/service/").unwrap();
+                let pairs = url::form_urlencoded::parse(escaped.replace('+', "%2B").replace('&', "%26").replace('=', "%3D").as_bytes())
+                    .into_owned()
+                    .collect::<Vec<_>>();
+                prop_assert_eq!(&*pairs[0].0, name.as_str());
+            }
+        }
+
+        #[test]
+        fn every_filter_arrives_as_it_was(filter in "\\PC{1,40}") {
+            let query = HealthQuery::new("counter").unwrap().filter(&*filter);
+            let uri = uri(query.path(), query.query(None, None));
+            let url = url::Url::parse(&uri.to_string()).unwrap();
+            let arrived = url.query_pairs().find(|(key, _)| key == "filter").unwrap().1.into_owned();
+            prop_assert_eq!(arrived, filter);
+        }
+    }
+}

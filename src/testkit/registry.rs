@@ -10,7 +10,10 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 
-use super::answer::{Answer, RequestError};
+use super::{
+    answer::{Answer, RequestError},
+    registration::Registration,
+};
 
 /// How long a request may take that does not block on purpose. Our choice:
 /// longer than the 7 s a leaderless Consul needs to say so.
@@ -78,6 +81,78 @@ impl Registry {
     /// Where no whole answer comes.
     pub async fn put(&self, path: &str, body: impl Into<Bytes>) -> Result<Answer, RequestError> {
         self.send(Method::PUT, path, body.into(), PATIENCE).await
+    }
+
+    /// Registers a service, or changes its registration.
+    ///
+    /// # Errors
+    /// Where the agent does not answer, or refuses.
+    pub async fn register(&self, registration: &Registration) -> Result<(), RequestError> {
+        self.done("/v1/agent/service/register", registration.to_json().to_string()).await
+    }
+
+    /// Takes a service out, by its id. An unknown one is no error.
+    ///
+    /// # Errors
+    /// Where the agent does not answer, or refuses.
+    pub async fn deregister(&self, service_id: &str) -> Result<(), RequestError> {
+        self.done(&format!("/v1/agent/service/deregister/{service_id}"), "").await
+    }
+
+    /// Says that a service with one TTL check passes.
+    ///
+    /// # Errors
+    /// Where the agent does not answer, or knows no such TTL check.
+    pub async fn pass(&self, service_id: &str) -> Result<(), RequestError> {
+        self.done(&format!("/v1/agent/check/pass/service:{service_id}"), "").await
+    }
+
+    /// Says that a service with one TTL check is in a doubtful state.
+    ///
+    /// # Errors
+    /// As [`pass`](Self::pass).
+    pub async fn warn(&self, service_id: &str) -> Result<(), RequestError> {
+        self.done(&format!("/v1/agent/check/warn/service:{service_id}"), "").await
+    }
+
+    /// Says that a service with one TTL check is critical.
+    ///
+    /// # Errors
+    /// As [`pass`](Self::pass).
+    pub async fn fail(&self, service_id: &str) -> Result<(), RequestError> {
+        self.done(&format!("/v1/agent/check/fail/service:{service_id}"), "").await
+    }
+
+    /// Switches a service's maintenance on or off.
+    ///
+    /// # Errors
+    /// Where the agent does not answer, or knows no such service.
+    pub async fn maintenance(&self, service_id: &str, on: bool) -> Result<(), RequestError> {
+        self.done(&format!("/v1/agent/service/maintenance/{service_id}?enable={on}"), "").await
+    }
+
+    /// The ids of a service's passing instances, in the agent's order.
+    ///
+    /// # Errors
+    /// Where the agent does not answer, or refuses.
+    pub async fn passing(&self, service: &str) -> Result<Vec<String>, RequestError> {
+        let path = format!("/v1/health/service/{service}?passing");
+        let answer = self.accepted(&path, self.get(&path).await?)?;
+        let entries = answer.json();
+        let ids = entries.as_array().into_iter().flatten().map(|entry| entry["Service"]["ID"].as_str());
+        Ok(ids.flatten().map(str::to_owned).collect())
+    }
+
+    async fn done(&self, path: &str, body: impl Into<Bytes>) -> Result<(), RequestError> {
+        self.accepted(path, self.put(path, body).await?).map(drop)
+    }
+
+    fn accepted(&self, path: &str, answer: Answer) -> Result<Answer, RequestError> {
+        if answer.status.is_success() {
+            return Ok(answer);
+        }
+        let url = format!("{}{path}", self.url);
+        Err(RequestError::Refused { url, status: answer.status, body: answer.text() })
     }
 
     async fn send(

@@ -47,7 +47,40 @@ impl Order {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// Questions are asked, answered by the registry and heard of in any order,
+        /// while the registry's index grows.
+        #[test]
+        fn what_is_taken_never_grows_older_and_the_last_question_is_always_taken(
+            steps in prop::collection::vec((0..4_u8, any::<prop::sample::Index>()), 0..60),
+        ) {
+            let (mut order, mut index, mut newest) = (Order::default(), 1, 0);
+            let (mut asked, mut answered) = (Vec::new(), Vec::new());
+            for (step, which) in steps {
+                match step {
+                    0 => index += 1,
+                    1 => asked.push(order.ask()),
+                    2 if !asked.is_empty() => answered.push((asked.swap_remove(which.index(asked.len())), index)),
+                    3 if !answered.is_empty() => {
+                        let (question, index) = answered.swap_remove(which.index(answered.len()));
+                        if order.takes(question, Some(index)) {
+                            prop_assert!(index >= newest);
+                            newest = index;
+                        } else {
+                            prop_assert!(index < newest);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            let last = order.ask();
+            prop_assert!(order.takes(last, Some(1)));
+        }
+    }
 
     #[test]
     fn an_answer_that_was_overtaken_is_not_taken() {

@@ -1,1 +1,416 @@
+//! The loop alone, against questions answered by hand, on a paused clock.
 
+use std::io;
+
+use futures_util::future::{BoxFuture, join_all};
+use parking_lot::Mutex;
+use tokio::time::{sleep, timeout};
+
+use super::*;
+use crate::{
+    consul::{BlockingIndex, HealthAnswer, SkipReason, SkippedEntry},
+    instance::Instance,
+};
+
+type Outcome = Result<HealthAnswer, RegistryError>;
+
+/// Hands each question to the test.
+struct ByHand(mpsc::UnboundedSender<Question>);
+
+struct Question {
+    after: Option<u64>,
+    at: Instant,
+    answer: oneshot::Sender<Outcome>,
+}
+
+impl Ask for ByHand {
+    fn ask(&self, after: BlockingIndex, _: Duration) -> BoxFuture<'static, Outcome> {
+        let (answer, outcome) = oneshot::channel();
+        let _ = self.0.send(Question { after: after.get(), at: Instant::now(), answer });
+        Box::pin(async move { outcome.await.expect("the test answers what it takes") })
+    }
+}
+
+/// Draws the middle of every range.
+struct Half;
+
+impl Rng for Half {
+    fn next_u64(&mut self) -> u64 {
+        1 << 63
+    }
+}
+
+struct Bench {
+    resolver: Resolver,
+    resolved: watch::Receiver<Resolved>,
+    questions: mpsc::UnboundedReceiver<Question>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (sender, questions) = mpsc::unbounded_channel();
+        let (ask, settings) = (Arc::new(ByHand(sender)), ResolverSettings::default());
+        let resolver = Resolver::run(ask, settings, Half, tracing::Span::none());
+        let resolved = resolver.watch();
+        Self { resolver, resolved, questions }
+    }
+
+    async fn question(&mut self) -> Question {
+        self.questions.recv().await.expect("the resolver runs")
+    }
+
+    /// The next news.
+    async fn news(&mut self) -> Resolved {
+        timeout(Duration::from_secs(3600), self.resolved.changed()).await.expect("there is news").unwrap();
+        self.resolved.borrow_and_update().clone()
+    }
+
+    async fn no_news(&mut self) {
+        settle().await;
+        assert!(!self.resolved.has_changed().unwrap());
+    }
+
+    /// Starts a refresh, and waits until it has asked.
+    async fn refresh(&mut self) -> (tokio::task::JoinHandle<Result<Resolved, RegistryError>>, Question) {
+        let refresh = tokio::spawn(self.resolver.refresh());
+        (refresh, self.question().await)
+    }
+}
+
+/// Lets all tasks do what they can do now.
+async fn settle() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn answer(index: u64, names: &[&str]) -> HealthAnswer {
+    let instances = names.iter().map(|name| Arc::new(Instance::new(*name, name, 80, "dc1"))).collect();
+    HealthAnswer {
+        snapshot: Snapshot { instances },
+        index: Some(index),
+        known_leader: Some(true),
+        last_contact: Some(Duration::ZERO),
+        filtered_by_acl: false,
+        skipped: Vec::new(),
+    }
+}
+
+fn good(question: Question, index: u64, names: &[&str]) {
+    question.answer.send(Ok(answer(index, names))).expect("the question is still asked");
+}
+
+fn bad(question: Question, error: RegistryError) {
+    question.answer.send(Err(error)).expect("the question is still asked");
+}
+
+fn names(resolved: &Resolved) -> Vec<String> {
+    resolved.snapshot.iter().flat_map(|it| &it.instances).map(|it| it.name.clone()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_answer_is_published_and_the_next_question_waits_beyond_it() {
+    let mut bench = Bench::new();
+    assert!(bench.resolved.borrow().snapshot.is_none());
+    let first = bench.question().await;
+    assert_eq!(first.after, None);
+    good(first, 7, &["a"]);
+    let resolved = bench.news().await;
+    assert_eq!((names(&resolved), resolved.answers), (vec!["a".to_owned()], 1));
+    assert_eq!(bench.question().await.after, Some(7));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_same_again_is_counted_and_is_no_news() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &["a"]);
+    let before = bench.news().await;
+    sleep(Duration::from_secs(5)).await;
+    good(bench.question().await, 8, &["a"]);
+    bench.no_news().await;
+    let after = bench.resolved.borrow().clone();
+    assert_eq!(after.answers, 2);
+    assert_eq!(after.answered_at.unwrap() - before.answered_at.unwrap(), Duration::from_secs(5));
+    assert_eq!(bench.question().await.after, Some(8));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_keeps_the_list_and_forgets_the_index() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &["a"]);
+    bench.news().await;
+    bad(bench.question().await, RegistryError::NoLeader);
+    let failing = bench.news().await;
+    assert_eq!(names(&failing), ["a"]);
+    assert!(matches!(failing.error, Some(RegistryError::NoLeader)));
+    // The same trouble again is no news, another one is; its beginning stays.
+    let again = bench.question().await;
+    assert_eq!(again.after, None);
+    bad(again, RegistryError::NoLeader);
+    bench.no_news().await;
+    bad(bench.question().await, RegistryError::NotFound);
+    let other = bench.news().await;
+    assert_eq!(other.failing_since, failing.failing_since);
+    good(bench.question().await, 3, &["a"]);
+    let back = bench.news().await;
+    assert!(back.error.is_none() && back.failing_since.is_none());
+    assert_eq!(bench.question().await.after, Some(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn questions_after_failures_come_ever_later_up_to_the_bound() {
+    let mut bench = Bench::new();
+    let mut last = Instant::now();
+    let mut delays = Vec::new();
+    for _ in 0..8 {
+        let question = bench.question().await;
+        delays.push((question.at - last).as_millis());
+        last = question.at;
+        bad(question, RegistryError::NotFound);
+    }
+    assert_eq!(delays, [0, 100, 200, 400, 800, 1600, 2500, 2500]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_emptied_list_is_told_and_the_last_one_kept() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &["a"]);
+    assert!(bench.news().await.empty_since.is_none());
+    good(bench.question().await, 8, &[]);
+    let empty = bench.news().await;
+    assert_eq!((names(&empty), empty.empty_since), (vec!["a".to_owned()], empty.answered_at));
+    sleep(Duration::from_secs(1)).await;
+    good(bench.question().await, 9, &[]);
+    bench.no_news().await;
+    assert_eq!(bench.resolved.borrow().empty_since, empty.empty_since);
+    good(bench.question().await, 10, &["a"]);
+    assert!(bench.news().await.empty_since.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_without_instances_is_an_answer() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &[]);
+    let resolved = bench.news().await;
+    assert_eq!(resolved.snapshot, Some(Snapshot::default()));
+    assert!(resolved.empty_since.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_fallen_index_the_next_question_has_none() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 42, &["a"]);
+    good(bench.question().await, 12, &["b"]);
+    settle().await;
+    assert_eq!(names(&bench.resolved.borrow()), ["b"]);
+    let next = bench.question().await;
+    assert_eq!(next.after, None);
+    good(next, 12, &["b"]);
+    assert_eq!(bench.question().await.after, Some(12));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_without_an_index_makes_no_hot_loop() {
+    let mut bench = Bench::new();
+    let begun = Instant::now();
+    for _ in 0..20 {
+        let question = bench.question().await;
+        assert_eq!(question.after, None);
+        let nothing = HealthAnswer { index: None, ..answer(1, &["a"]) };
+        question.answer.send(Ok(nothing)).unwrap();
+    }
+    assert!(begun.elapsed() >= 16 * ResolverSettings::default().spacing);
+}
+
+#[tokio::test(start_paused = true)]
+async fn churn_is_followed_at_once_and_then_in_steps() {
+    let mut bench = Bench::new();
+    let begun = Instant::now();
+    let mut asked = Vec::new();
+    for index in 1..=6 {
+        let question = bench.question().await;
+        asked.push((question.at - begun).as_millis());
+        good(question, index, &["a"]);
+    }
+    assert_eq!(asked, [0, 0, 0, 250, 500, 750]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hundred_refreshes_at_once_are_one_question() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &["a"]);
+    bench.news().await;
+    let blocking = bench.question().await;
+    let all: Vec<_> = (0..100).map(|_| tokio::spawn(bench.resolver.refresh())).collect();
+    let question = bench.question().await;
+    assert_eq!(question.after, None);
+    settle().await;
+    good(question, 8, &["b"]);
+    for resolved in join_all(all).await {
+        assert_eq!(names(&resolved.unwrap().unwrap()), ["b"]);
+    }
+    assert_eq!(names(&bench.news().await), ["b"]);
+    assert!(bench.questions.try_recv().is_err(), "one question only");
+    assert!(!blocking.answer.is_closed(), "the blocking question is left alone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_is_not_undone_by_the_older_answer_of_the_blocking_question() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &["a"]);
+    bench.news().await;
+    let blocking = bench.question().await;
+    let (refresh, question) = bench.refresh().await;
+    good(question, 9, &["new"]);
+    refresh.await.unwrap().unwrap();
+    assert_eq!(names(&bench.news().await), ["new"]);
+    good(blocking, 8, &["old"]);
+    bench.no_news().await;
+    assert_eq!(names(&bench.resolved.borrow()), ["new"]);
+    assert_eq!(bench.question().await.after, None, "asks afresh, in case the index has fallen");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_finds_a_fallen_index_restarts_the_blocking_question() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 42, &["a"]);
+    let blocking = bench.question().await;
+    let (refresh, question) = bench.refresh().await;
+    good(question, 12, &["b"]);
+    assert_eq!(names(&refresh.await.unwrap().unwrap()), ["b"]);
+    settle().await;
+    assert!(blocking.answer.is_closed());
+    assert_eq!(bench.question().await.after, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_fails_makes_the_blocking_question_be_asked_anew() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &["a"]);
+    bench.news().await;
+    let blocking = bench.question().await;
+    let (refresh, question) = bench.refresh().await;
+    bad(question, RegistryError::NoServers);
+    assert!(matches!(refresh.await.unwrap(), Err(RegistryError::NoServers)));
+    let failing = bench.news().await;
+    assert_eq!(names(&failing), ["a"]);
+    assert!(failing.error.is_some());
+    assert!(blocking.answer.is_closed());
+    good(bench.question().await, 7, &["a"]);
+    assert!(bench.news().await.error.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_succeeds_ends_the_back_off() {
+    let mut bench = Bench::new();
+    for _ in 0..12 {
+        bad(bench.question().await, RegistryError::NotFound);
+    }
+    let (refresh, question) = bench.refresh().await;
+    let at = question.at;
+    good(question, 7, &["a"]);
+    refresh.await.unwrap().unwrap();
+    let next = bench.question().await;
+    assert_eq!((next.after, next.at), (Some(7), at));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registry_that_wants_to_be_left_alone_is() {
+    let mut bench = Bench::new();
+    let first = bench.question().await;
+    let begun = Instant::now();
+    bad(first, RegistryError::RateLimited { retry_after: Some(Duration::from_secs(30)) });
+    bench.news().await;
+    sleep(Duration::from_secs(10)).await;
+    let refused = bench.resolver.refresh().await.unwrap_err();
+    assert_eq!(refused.retry_after(), Some(Duration::from_secs(20)));
+    let next = bench.question().await;
+    assert_eq!(next.at - begun, Duration::from_millis(30_100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_faulty_wish_to_be_left_alone_does_not_blind_for_ever() {
+    let mut bench = Bench::new();
+    bad(bench.question().await, RegistryError::RateLimited { retry_after: Some(Duration::MAX) });
+    let begun = Instant::now();
+    assert!(bench.question().await.at - begun <= Duration::from_secs(301));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_the_resolver_ends_its_questions_and_its_listeners() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &["a"]);
+    bench.news().await;
+    let blocking = bench.question().await;
+    let (refresh, question) = bench.refresh().await;
+    let late = bench.resolver.refresh();
+    drop(bench.resolver);
+    assert!(matches!(refresh.await.unwrap(), Err(RegistryError::Closed)));
+    assert!(matches!(late.await, Err(RegistryError::Closed)));
+    assert!(blocking.answer.is_closed() && question.answer.is_closed());
+    assert!(bench.resolved.changed().await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_whose_caller_has_gone_is_published_all_the_same() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &["a"]);
+    bench.news().await;
+    let _blocking = bench.question().await;
+    let (refresh, question) = bench.refresh().await;
+    refresh.abort();
+    settle().await;
+    good(question, 8, &["b"]);
+    assert_eq!(names(&bench.news().await), ["b"]);
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_trouble_is_one_line_when_it_begins_and_one_when_it_ends() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let mut bench = Bench::new();
+    for _ in 0..5 {
+        bad(bench.question().await, RegistryError::NoLeader);
+    }
+    let skipped =
+        SkippedEntry { id: "odd".to_owned(), node: "n1".to_owned(), reason: SkipReason::Port(70_000) };
+    for index in 1..=5 {
+        let odd = HealthAnswer {
+            skipped: vec![skipped.clone()],
+            known_leader: Some(false),
+            filtered_by_acl: true,
+            ..answer(index, &["a"])
+        };
+        bench.question().await.answer.send(Ok(odd)).unwrap();
+    }
+    good(bench.question().await, 6, &["a"]);
+    bench.question().await;
+    let text = String::from_utf8(log.0.lock().clone()).unwrap();
+    for line in [
+        "the registry is lost",
+        "the registry is back",
+        "70000 is no port",
+        "hides a part",
+        "has no leader;",
+        "has a leader again",
+    ] {
+        assert_eq!(text.matches(line).count(), 1, "{line}: {text}");
+    }
+    assert_eq!(text.lines().count(), 6, "{text}");
+}

@@ -32,6 +32,9 @@ pub(in crate::consul) fn http_client(config: &ConsulConfig) -> Result<reqwest::C
         .referer(false)
         .connect_timeout(config.connect_timeout)
         .tcp_keepalive(Duration::from_secs(30))
+        // Below what proxies before an agent usually keep an idle connection for, so
+        // that none is used just as it is being closed.
+        .pool_idle_timeout(Duration::from_secs(30))
         // A request on HTTP/2 that gets no answer would keep its dead connection in
         // use for the next one; on HTTP/1 giving up closes it.
         .http1_only()

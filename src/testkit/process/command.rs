@@ -70,10 +70,19 @@ pub(super) fn nonce(folder: &Path) -> String {
 }
 
 /// Whether the agent that answers is the one started, not one that was faster
-/// at its port. With ACLs in force nobody says; then it is taken to be.
-pub(super) async fn is_ours(registry: &Registry, nonce: &str) -> bool {
-    match registry.get_within("/v1/agent/self", Duration::from_secs(1)).await {
-        Ok(answer) if answer.status.is_success() => answer.json()["Meta"][META] == nonce,
+/// at its port, and has entered itself into the catalog: until then its indexes
+/// move without anybody's doing. With ACLs in force nobody says; then it is
+/// taken to be.
+pub(super) async fn is_settled(registry: &Registry, nonce: &str) -> bool {
+    let ask = async |path| registry.get_within(path, Duration::from_secs(1)).await;
+    match ask("/v1/agent/self").await {
+        Ok(answer) if answer.status.is_success() => {
+            let entered = ask("/v1/health/service/consul?passing").await;
+            let entry = entered.map(|it| it.json()[0].clone()).unwrap_or_default();
+            answer.json()["Meta"][META] == nonce
+                && entry["Node"]["Meta"][META] == nonce
+                && entry["Checks"].as_array().is_some_and(|checks| !checks.is_empty())
+        }
         Ok(answer) => answer.status.is_client_error(),
         Err(_) => false,
     }

@@ -276,7 +276,7 @@ impl ConsulProcess {
             let leader = registry.get_within("/v1/status/leader", 40 * POLL).await;
             leader
                 .is_ok_and(|it| it.status.is_success() && it.json().as_str().is_some_and(|it| !it.is_empty()))
-                && command::is_ours(&registry, &nonce).await
+                && command::is_settled(&registry, &nonce).await
         })
         .await
     }

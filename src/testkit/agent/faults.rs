@@ -1,0 +1,252 @@
+//! The switchboard: what an agent does wrong on purpose.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::StatusCode;
+use parking_lot::Mutex;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+
+use super::node::Node;
+
+/// How long a leaderless Consul lets a default read wait before it refuses:
+/// 7.0 to 7.3 s were measured, its `rpc_hold_timeout` is 7 s.
+const HOLD: Duration = Duration::from_secs(7);
+
+/// Switches an agent's faults on. Each switch works at once, on requests in
+/// flight as well, and stays on until its [`Switch`] is turned off or all are
+/// [cleared](Faults::clear). Dropping a [`Switch`] leaves the fault on.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults<'a> {
+    node: &'a Arc<Node>,
+    scope: Scope,
+}
+
+/// One fault that was switched on.
+#[derive(Clone, Debug)]
+pub struct Switch {
+    table: Arc<Table>,
+    id: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    All,
+    /// `/v1/health` alone.
+    Health,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Effect {
+    Hang,
+    Slow(Duration),
+    Status(StatusCode, Bytes),
+    Garbage,
+    Oversized(usize),
+    Empty(String),
+    NoLeader(Duration),
+    Partition(String),
+    HangDatacenter(String),
+    DropConnections,
+    Refuse,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Rule {
+    id: u64,
+    scope: Scope,
+    pub(crate) effect: Effect,
+    pub(crate) since: Instant,
+}
+
+/// The faults that are on.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    rules: Mutex<Rules>,
+    changed: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct Rules {
+    on: Vec<Rule>,
+    ids: u64,
+    /// How often connections were to be cut, so that a fault which is on for a
+    /// blink cuts them all the same.
+    cuts: u64,
+}
+
+// === impl Faults ===
+
+impl<'a> Faults<'a> {
+    pub(crate) fn new(node: &'a Arc<Node>) -> Self {
+        Self { node, scope: Scope::All }
+    }
+
+    /// The same switches for health requests only (`/v1/health/...`). Concerns
+    /// [`hang`](Self::hang), [`slow`](Self::slow), [`status`](Self::status),
+    /// [`garbage`](Self::garbage) and [`oversized`](Self::oversized).
+    #[must_use]
+    pub fn health_only(self) -> Self {
+        Self { scope: Scope::Health, ..self }
+    }
+
+    /// Answers nothing. Requests that arrive, and answers that are due, wait
+    /// until the fault is off and go on then, as with a stopped process.
+    pub fn hang(&self) -> Switch {
+        self.on(Effect::Hang)
+    }
+
+    /// Lets every request wait this long before it is looked at.
+    pub fn slow(&self, by: Duration) -> Switch {
+        self.on(Effect::Slow(by))
+    }
+
+    /// Answers every request with this status and body. Codes other than 200 to
+    /// 999 are sent as 500.
+    pub fn status(&self, code: u16, body: impl Into<Bytes>) -> Switch {
+        let code = StatusCode::from_u16(code).ok().filter(|it| !it.is_informational());
+        self.on(Effect::Status(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), body.into()))
+    }
+
+    /// Answers 200 with a body that is no JSON.
+    pub fn garbage(&self) -> Switch {
+        self.on(Effect::Garbage)
+    }
+
+    /// Answers 200 with an empty list of `bytes` bytes: valid, and far too long.
+    pub fn oversized(&self, bytes: usize) -> Switch {
+        self.on(Effect::Oversized(bytes))
+    }
+
+    /// Answers 200 with an empty list for one service, its index unmoved, as real
+    /// Consul does for a token that lost its rights. Blocked queries for it end
+    /// at once, when it is switched on and when it is switched off.
+    pub fn empty(&self, service: impl Into<String>) -> Switch {
+        self.on(Effect::Empty(service.into()))
+    }
+
+    /// Takes the datacenter's leader away: default and consistent reads are
+    /// refused after 7 s, blocked ones at once; stale ones are answered, with
+    /// `X-Consul-KnownLeader: false`. Requests to the agent itself work on.
+    /// Concerns what other agents ask of this datacenter as well.
+    pub fn no_leader(&self) -> Switch {
+        self.no_leader_after(HOLD)
+    }
+
+    /// The same with another wait than 7 s, for tests in a hurry.
+    pub fn no_leader_after(&self, wait: Duration) -> Switch {
+        self.on(Effect::NoLeader(wait))
+    }
+
+    /// Cuts this agent off from another datacenter, as if its port refused:
+    /// requests for it get 500 at once, blocked ones too. It stays listed.
+    pub fn partition(&self, datacenter: impl Into<String>) -> Switch {
+        self.on(Effect::Partition(datacenter.into()))
+    }
+
+    /// Lets the way to another datacenter hang: requests for it wait, and get
+    /// 500 after 40 s, which is the longest that was measured.
+    pub fn hang_datacenter(&self, datacenter: impl Into<String>) -> Switch {
+        self.on(Effect::HangDatacenter(datacenter.into()))
+    }
+
+    /// Closes every connection, and every new one as soon as it is there.
+    pub fn drop_connections(&self) -> Switch {
+        self.on(Effect::DropConnections)
+    }
+
+    /// Closes every connection and refuses new ones, as a dead process does. The
+    /// port stays this agent's. Takes effect within moments, on and off.
+    pub fn refuse(&self) -> Switch {
+        self.on(Effect::Refuse)
+    }
+
+    /// Lets every index fall below any before, as the restore of a snapshot
+    /// does. Happens once. Blocked queries end at once with the index they had
+    /// asked with.
+    pub fn reset_index(&self) {
+        self.node.catalog.lock().fall();
+        self.node.changed();
+    }
+
+    /// Switches every fault off.
+    pub fn clear(&self) {
+        let table = &self.node.faults;
+        table.rules.lock().on.clear();
+        table.changed.send_replace(());
+    }
+
+    fn on(&self, effect: Effect) -> Switch {
+        let table = &self.node.faults;
+        let mut rules = table.rules.lock();
+        rules.ids += 1;
+        let id = rules.ids;
+        rules.cuts += u64::from(matches!(effect, Effect::DropConnections | Effect::Refuse));
+        rules.on.push(Rule { id, scope: self.scope, effect, since: Instant::now() });
+        drop(rules);
+        table.changed.send_replace(());
+        Switch { table: Arc::clone(table), id }
+    }
+}
+
+// === impl Switch ===
+
+impl Switch {
+    /// Switches this fault off. Of no effect where it is off already.
+    pub fn off(&self) {
+        self.table.rules.lock().on.retain(|rule| rule.id != self.id);
+        self.table.changed.send_replace(());
+    }
+}
+
+// === impl Table ===
+
+impl Table {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// The newest fault of the kind that `pick` looks for.
+    pub(crate) fn find<T>(&self, pick: impl Fn(&Rule) -> Option<T>) -> Option<T> {
+        self.rules.lock().on.iter().rev().find_map(pick)
+    }
+
+    /// The same among those that concern a request.
+    pub(crate) fn of<T>(&self, health: bool, pick: impl Fn(&Effect) -> Option<T>) -> Option<T> {
+        self.find(|rule| if rule.scope == Scope::All || health { pick(&rule.effect) } else { None })
+    }
+
+    pub(crate) fn is(&self, picked: impl Fn(&Effect) -> bool) -> bool {
+        self.find(|rule| picked(&rule.effect).then_some(())).is_some()
+    }
+
+    pub(crate) fn cuts(&self) -> u64 {
+        self.rules.lock().cuts
+    }
+
+    /// Waits while `on` says so, `limit` at most; true where it said so to the end.
+    pub(crate) async fn hold(&self, limit: Option<Duration>, on: impl Fn(&Self) -> bool) -> bool {
+        let mut changed = self.subscribe();
+        let over = async {
+            match limit {
+                Some(limit) => sleep(limit).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(over);
+        loop {
+            changed.mark_unchanged();
+            if !on(self) {
+                return false;
+            }
+            tokio::select! {
+                // The sender lives in `self`, so the channel cannot close.
+                _ = changed.changed() => {}
+                () = &mut over => return true,
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The agent's socket: every connection is a task of one set, which ends with
+//! the task that accepts.
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use axum::Router;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
+
+use super::{api, faults::Effect, node::Node, respond::respond};
+
+/// Connections from one address; what comes above it is reset. The default of
+/// `http_max_conns_per_client`:
+/// <https://developer.hashicorp.com/consul/docs/agent/config/config-files#http_max_conns_per_client>
+const MOST_CONNECTIONS: usize = 200;
+
+/// Asks the server to close all connections and forget everything, and to say
+/// when it has.
+pub(crate) type Restart = oneshot::Sender<()>;
+
+/// Accepts for one agent.
+pub(crate) struct Server {
+    node: Arc<Node>,
+    router: Router,
+    restarts: mpsc::Receiver<Restart>,
+    connections: JoinSet<()>,
+    cuts: u64,
+}
+
+// === impl Server ===
+
+impl Server {
+    pub(crate) fn new(node: Arc<Node>, restarts: mpsc::Receiver<Restart>) -> Self {
+        let router = api::router(Arc::clone(&node));
+        Self { node, router, restarts, connections: JoinSet::new(), cuts: 0 }
+    }
+
+    pub(crate) async fn run(mut self, listener: TcpListener) {
+        let mut listener = Some(listener);
+        // Keeps the port while nobody listens on it.
+        let mut held = None;
+        let mut faults = self.node.faults.subscribe();
+        loop {
+            faults.mark_unchanged();
+            self.cut().await;
+            let refuses = self.node.faults.is(|it| matches!(it, Effect::Refuse));
+            match (refuses, &listener) {
+                (true, Some(_)) => {
+                    listener = None;
+                    held = bound(self.node.addr).ok();
+                }
+                (false, None) => match listen(self.node.addr) {
+                    Ok(again) => (listener, held) = (Some(again), None),
+                    Err(error) => {
+                        tracing::error!(addr = %self.node.addr, %error, "the test agent cannot listen again");
+                        return;
+                    }
+                },
+                _ => {}
+            }
+            tokio::select! {
+                changed = faults.changed() => if changed.is_err() { return },
+                restart = self.restarts.recv() => match restart {
+                    Some(done) => self.restart(done).await,
+                    None => return,
+                },
+                Some(_) = self.connections.join_next() => {}
+                stream = accept(listener.as_ref()) => self.serve(stream),
+            }
+            drop(held.take_if(|_| listener.is_some()));
+        }
+    }
+
+    async fn cut(&mut self) {
+        let cuts = self.node.faults.cuts();
+        if cuts != self.cuts {
+            self.cuts = cuts;
+            self.connections.shutdown().await;
+        }
+    }
+
+    async fn restart(&mut self, done: Restart) {
+        self.connections.shutdown().await;
+        self.node.forget();
+        // Whoever asked may have gone away.
+        let _ = done.send(());
+    }
+
+    fn serve(&mut self, stream: TcpStream) {
+        if self.node.faults.is(|it| matches!(it, Effect::DropConnections)) {
+            return;
+        }
+        if self.connections.len() >= MOST_CONNECTIONS {
+            // Failing that it is closed, which the peer can hardly tell apart.
+            let _ = stream.set_zero_linger();
+            return;
+        }
+        let _ = stream.set_nodelay(true);
+        let counted = self.node.tally.connection();
+        let (node, router) = (Arc::clone(&self.node), self.router.clone());
+        self.connections.spawn(async move {
+            let _counted = counted;
+            let service = service_fn(move |request: http::Request<Incoming>| {
+                let (node, router) = (Arc::clone(&node), router.clone());
+                async move { Ok::<_, std::convert::Infallible>(respond(&node, router, request).await) }
+            });
+            // A client that goes away in the middle is no news.
+            let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+/// The next connection; never where nobody listens.
+async fn accept(listener: Option<&TcpListener>) -> TcpStream {
+    let Some(listener) = listener else { return std::future::pending().await };
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            // Out of file descriptors, or the peer is gone already: others may come.
+            Err(_) => tokio::task::yield_now().await,
+        }
+    }
+}
+
+/// A listening socket on `addr`; port 0 is one that is free.
+pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
+    bound(addr)?.listen(1024)
+}
+
+fn bound(addr: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // Lets it listen again while old connections linger or its port is held.
+    socket.set_reuseaddr(true)?;
+    socket.bind(addr)?;
+    Ok(socket)
+}

@@ -1,0 +1,117 @@
+//! A server that says what it is told to say, byte for byte.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+use tokio_util::task::AbortOnDropHandle;
+
+/// What to do with a request.
+#[derive(Clone)]
+pub(crate) enum Reply {
+    /// Send this and close.
+    Send(Vec<u8>),
+    /// Send this, then keep the connection open in silence.
+    SendAndHang(Vec<u8>),
+    /// Send this, then the other again and again for as long as it is taken.
+    SendForEver(Vec<u8>, Vec<u8>),
+}
+
+pub(crate) struct Scripted {
+    address: SocketAddr,
+    requests: Arc<Mutex<Vec<String>>>,
+    open: Arc<AtomicUsize>,
+    _task: AbortOnDropHandle<()>,
+}
+
+// === impl Scripted ===
+
+impl Scripted {
+    /// Answers every request alike.
+    pub(crate) async fn always(reply: Reply) -> Self {
+        Self::on(TcpListener::bind("127.0.0.1:0").await.unwrap(), reply)
+    }
+
+    /// The same on this listener.
+    pub(crate) fn on(listener: TcpListener, reply: Reply) -> Self {
+        let address = listener.local_addr().unwrap();
+        let (requests, open) = (Arc::<Mutex<Vec<_>>>::default(), Arc::<AtomicUsize>::default());
+        let (seen, counted) = (requests.clone(), open.clone());
+        let accepting = async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let (seen, counted, reply) = (seen.clone(), counted.clone(), reply.clone());
+                connections.spawn(async move {
+                    counted.fetch_add(1, Ordering::SeqCst);
+                    serve(stream, &seen, reply).await;
+                    counted.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+        };
+        Self { address, requests, open, _task: AbortOnDropHandle::new(tokio::spawn(accepting)) }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The heads of the requests that came.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.requests.lock().clone()
+    }
+
+    /// How many connections are open.
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::SeqCst)
+    }
+}
+
+/// An answer with its length.
+pub(crate) fn answer(status: &str, headers: &str, body: impl AsRef<[u8]>) -> Reply {
+    let body = body.as_ref();
+    let mut text =
+        format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\n\r\n", body.len()).into_bytes();
+    text.extend(body);
+    Reply::Send(text)
+}
+
+/// Serves one request, and returns once the other side has gone.
+async fn serve(mut stream: TcpStream, seen: &Mutex<Vec<String>>, reply: Reply) {
+    let mut head = Vec::new();
+    let mut buffer = [0; 4096];
+    while !head.windows(4).any(|it| it == b"\r\n\r\n") {
+        match stream.read(&mut buffer).await {
+            Ok(1..) => {}
+            _ => return,
+        }
+        head.extend(&buffer.iter().copied().take_while(|it| *it != 0).collect::<Vec<_>>());
+        buffer = [0; 4096];
+    }
+    seen.lock().push(String::from_utf8_lossy(&head).into_owned());
+    match reply {
+        Reply::Send(bytes) => {
+            let _ = stream.write_all(&bytes).await;
+            let _ = stream.shutdown().await;
+        }
+        Reply::SendAndHang(bytes) => {
+            let _ = stream.write_all(&bytes).await;
+        }
+        Reply::SendForEver(first, again) => {
+            let mut sent = stream.write_all(&first).await;
+            while sent.is_ok() {
+                sent = stream.write_all(&again).await;
+            }
+        }
+    }
+    while let Ok(1..) = stream.read(&mut buffer).await {}
+}
