@@ -1,5 +1,4 @@
-//! A gRPC client that keeps answering while instances, datacenters and Consul
-//! itself come and go.
+#![doc = include_str!("../README.md")]
 
 pub mod client;
 pub mod consul;
