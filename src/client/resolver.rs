@@ -13,9 +13,6 @@
 //! ```
 
 mod episodes;
-#[cfg(feature = "testkit")]
-#[cfg(test)]
-mod live;
 mod order;
 mod pace;
 mod task;

@@ -1,5 +1,8 @@
 //! The loop alone, against questions answered by hand, on a paused clock.
 
+#[cfg(feature = "testkit")]
+mod live;
+
 use std::io;
 
 use futures_util::future::{BoxFuture, join_all};

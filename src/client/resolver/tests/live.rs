@@ -7,7 +7,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::*;
+use super::super::*;
 use crate::{consul::ConsulConfig, testkit::ConsulProcess};
 
 /// How long anything may take on a machine that is busy with much else.
