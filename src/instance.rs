@@ -47,7 +47,7 @@ pub struct Instance {
     /// Address and port to connect to.
     pub id: InstanceId,
     /// The id under which it is registered, for example `counter-1`. What logs,
-    /// events and [`Status`](crate::client::Status) call it.
+    /// events and [`ServiceStatus`](crate::client::ServiceStatus) call it.
     pub name: String,
     /// The datacenter it is registered in.
     pub datacenter: String,

@@ -11,9 +11,9 @@ use crate::Instance;
 ///
 /// Every connection in it has answered a call before it was published. The
 /// first is the preferred one. A binding is a snapshot: a connection may have
-/// died since, in which case a newer binding is on its way. An empty binding
-/// means that nothing is usable now (before the first connection, when every
-/// instance is gone, and after shutdown).
+/// died since, in which case a newer binding follows as soon as there is
+/// anything better. Empty ones are the one before the first connection and the
+/// one after shutdown.
 #[derive(Clone, Default)]
 pub struct Binding {
     inner: Arc<Inner>,
@@ -74,8 +74,8 @@ impl Binding {
         self.inner.endpoints.first()
     }
 
-    /// True while a call given to it has a connection to go to.
-    pub(crate) fn is_usable(&self) -> bool {
+    /// True while one of its connections takes calls.
+    pub fn is_usable(&self) -> bool {
         self.inner.endpoints.iter().any(|e| e.is_usable())
     }
 }

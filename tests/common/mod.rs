@@ -1,5 +1,6 @@
 //! What the client's tests have in common: real backends, real Consuls, callers.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::{

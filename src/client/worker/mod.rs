@@ -165,7 +165,7 @@ impl Worker {
         }
         at(self.look_up_if_due(now));
         self.answer_updates(now);
-        at(self.updates_due());
+        at(self.updates_due().filter(|&due| due > now));
         self.publish_status(now);
         wake
     }
