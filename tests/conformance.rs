@@ -1,6 +1,8 @@
 //! The same cases on the embedded agent and on a real Consul. A difference is a
 //! defect of the embedded one.
 
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
 #[path = "conformance/world.rs"]
 mod world;
 

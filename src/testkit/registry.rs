@@ -96,7 +96,7 @@ impl Registry {
     /// # Errors
     /// Where the agent does not answer, or refuses.
     pub async fn deregister(&self, service_id: &str) -> Result<(), RequestError> {
-        self.done(&format!("/v1/agent/service/deregister/{service_id}"), "").await
+        self.done(&format!("/v1/agent/service/deregister/{}", escaped(service_id)), "").await
     }
 
     /// Says that a service with one TTL check passes.
@@ -104,7 +104,7 @@ impl Registry {
     /// # Errors
     /// Where the agent does not answer, or knows no such TTL check.
     pub async fn pass(&self, service_id: &str) -> Result<(), RequestError> {
-        self.done(&format!("/v1/agent/check/pass/service:{service_id}"), "").await
+        self.done(&format!("/v1/agent/check/pass/service:{}", escaped(service_id)), "").await
     }
 
     /// Says that a service with one TTL check is in a doubtful state.
@@ -112,7 +112,7 @@ impl Registry {
     /// # Errors
     /// As [`pass`](Self::pass).
     pub async fn warn(&self, service_id: &str) -> Result<(), RequestError> {
-        self.done(&format!("/v1/agent/check/warn/service:{service_id}"), "").await
+        self.done(&format!("/v1/agent/check/warn/service:{}", escaped(service_id)), "").await
     }
 
     /// Says that a service with one TTL check is critical.
@@ -120,7 +120,7 @@ impl Registry {
     /// # Errors
     /// As [`pass`](Self::pass).
     pub async fn fail(&self, service_id: &str) -> Result<(), RequestError> {
-        self.done(&format!("/v1/agent/check/fail/service:{service_id}"), "").await
+        self.done(&format!("/v1/agent/check/fail/service:{}", escaped(service_id)), "").await
     }
 
     /// Switches a service's maintenance on or off.
@@ -128,7 +128,7 @@ impl Registry {
     /// # Errors
     /// Where the agent does not answer, or knows no such service.
     pub async fn maintenance(&self, service_id: &str, on: bool) -> Result<(), RequestError> {
-        self.done(&format!("/v1/agent/service/maintenance/{service_id}?enable={on}"), "").await
+        self.done(&format!("/v1/agent/service/maintenance/{}?enable={on}", escaped(service_id)), "").await
     }
 
     /// The ids of a service's passing instances, in the agent's order.
@@ -136,7 +136,7 @@ impl Registry {
     /// # Errors
     /// Where the agent does not answer, or refuses.
     pub async fn passing(&self, service: &str) -> Result<Vec<String>, RequestError> {
-        let path = format!("/v1/health/service/{service}?passing");
+        let path = format!("/v1/health/service/{}?passing", escaped(service));
         let answer = self.accepted(&path, self.get(&path).await?)?;
         let entries = answer.json();
         let ids = entries.as_array().into_iter().flatten().map(|entry| entry["Service"]["ID"].as_str());
@@ -193,4 +193,15 @@ impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registry").field("url", &self.url).finish_non_exhaustive()
     }
+}
+
+/// A name as it stands in a path (RFC 3986, 3.3); slashes stay.
+fn escaped(name: &str) -> String {
+    let escape = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b':' => {
+            char::from(byte).to_string()
+        }
+        other => format!("%{other:02X}"),
+    };
+    name.bytes().map(escape).collect()
 }

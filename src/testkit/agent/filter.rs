@@ -106,9 +106,8 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
 }
 
 fn quoted(text: &str) -> Result<(Token, &str), String> {
-    let unterminated = || "Unterminated string literal".to_owned();
-    let quote = text.chars().next().ok_or_else(unterminated)?;
-    let (inside, after) = text[1..].split_once(quote).ok_or_else(unterminated)?;
+    let inside = ['"', '`'].into_iter().find_map(|quote| text.strip_prefix(quote)?.split_once(quote));
+    let (inside, after) = inside.ok_or("Unterminated string literal")?;
     Ok((Token::Literal(inside.to_owned()), after))
 }
 
@@ -204,6 +203,9 @@ mod tests {
             "\"open",
             "é in Service.Tags",
             "Service.Meta[é] == x",
+            "Service.Meta[",
+            r#"Service.Meta["k" == x"#,
+            "Service.Tags contains `é",
         ] {
             let refused = passes(filter).expect_err(filter);
             assert!(refused.starts_with("Failed to create boolean expression evaluator: "), "{refused}");

@@ -32,6 +32,15 @@ pub(crate) struct Server {
     cuts: u64,
 }
 
+/// Whether connections are taken.
+enum Door {
+    Open(TcpListener),
+    /// Bound without listening: connections are refused, and the port is kept.
+    Shut {
+        _port: TcpSocket,
+    },
+}
+
 // === impl Server ===
 
 impl Server {
@@ -41,28 +50,19 @@ impl Server {
     }
 
     pub(crate) async fn run(mut self, listener: TcpListener) {
-        let mut listener = Some(listener);
-        // Keeps the port while nobody listens on it.
-        let mut held = None;
+        let mut door = Door::Open(listener);
         let mut faults = self.node.faults.subscribe();
         loop {
             faults.mark_unchanged();
             self.cut().await;
             let refuses = self.node.faults.is(|it| matches!(it, Effect::Refuse));
-            match (refuses, &listener) {
-                (true, Some(_)) => {
-                    listener = None;
-                    held = bound(self.node.addr).ok();
+            door = match door.turned(refuses, self.node.addr) {
+                Ok(door) => door,
+                Err(error) => {
+                    tracing::error!(addr = %self.node.addr, %error, "the test agent cannot listen again");
+                    return;
                 }
-                (false, None) => match listen(self.node.addr) {
-                    Ok(again) => (listener, held) = (Some(again), None),
-                    Err(error) => {
-                        tracing::error!(addr = %self.node.addr, %error, "the test agent cannot listen again");
-                        return;
-                    }
-                },
-                _ => {}
-            }
+            };
             tokio::select! {
                 changed = faults.changed() => if changed.is_err() { return },
                 restart = self.restarts.recv() => match restart {
@@ -70,9 +70,8 @@ impl Server {
                     None => return,
                 },
                 Some(_) = self.connections.join_next() => {}
-                stream = accept(listener.as_ref()) => self.serve(stream),
+                stream = door.accept() => self.serve(stream),
             }
-            drop(held.take_if(|_| listener.is_some()));
         }
     }
 
@@ -115,14 +114,29 @@ impl Server {
     }
 }
 
-/// The next connection; never where nobody listens.
-async fn accept(listener: Option<&TcpListener>) -> TcpStream {
-    let Some(listener) = listener else { return std::future::pending().await };
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return stream,
-            // Out of file descriptors, or the peer is gone already: others may come.
-            Err(_) => tokio::task::yield_now().await,
+// === impl Door ===
+
+impl Door {
+    fn turned(self, shut: bool, addr: SocketAddr) -> io::Result<Self> {
+        match self {
+            Self::Open(listener) if shut => {
+                drop(listener);
+                Ok(Self::Shut { _port: bound(addr)? })
+            }
+            Self::Shut { .. } if !shut => Ok(Self::Open(listen(addr)?)),
+            same => Ok(same),
+        }
+    }
+
+    /// The next connection; never where nobody listens.
+    async fn accept(&self) -> TcpStream {
+        let Self::Open(listener) = self else { return std::future::pending().await };
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => return stream,
+                // Out of file descriptors, or the peer is gone already: others may come.
+                Err(_) => tokio::task::yield_now().await,
+            }
         }
     }
 }

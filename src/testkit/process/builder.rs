@@ -1,11 +1,14 @@
 //! What an agent is to be.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use super::{ConsulProcess, Ports, StartError};
 
 /// Sets up a [`ConsulProcess`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use]
 pub struct Builder {
     pub(super) bin: PathBuf,
@@ -88,5 +91,18 @@ impl Builder {
     /// Dropping the future kills the process.
     pub async fn start(self) -> Result<ConsulProcess, StartError> {
         ConsulProcess::start(self).await
+    }
+}
+
+/// Without the further configuration, which may hold tokens.
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("bin", &self.bin)
+            .field("datacenter", &self.datacenter)
+            .field("data_dir", &self.data_dir)
+            .field("joined", &self.joined)
+            .field("ports", &self.ports)
+            .finish_non_exhaustive()
     }
 }

@@ -1,10 +1,14 @@
+use std::io::Write;
+
 use super::*;
 
-/// The binary, or a loud word and `None`.
+/// The binary, or a loud word and `None`: past the test harness, which swallows
+/// what passing tests print.
 fn consul() -> Option<PathBuf> {
     let found = ConsulProcess::find();
     if found.is_none() {
-        eprintln!("SKIPPED: no consul found; install it or set CONSUL_BIN");
+        let word = "SKIPPED: no Consul found. Install the package `consul`, or set CONSUL_BIN.";
+        let _ = writeln!(io::stderr(), "{word}");
     }
     found
 }
@@ -104,4 +108,17 @@ async fn dropping_an_agent_ends_its_process_and_removes_its_folder() {
         }
     };
     timeout(Duration::from_secs(10), gone).await.expect("the process ends");
+}
+
+#[tokio::test]
+async fn an_agent_with_acls_starts_and_its_settings_are_not_printed() {
+    let Some(bin) = consul() else { return };
+    let acl = r#"acl { enabled = true default_policy = "deny" tokens { agent = "a-secret" } }"#;
+    let agent = ConsulProcess::builder(&bin).hcl(acl).start().await.unwrap();
+    let asked = agent.registry().get("/v1/agent/self").await.unwrap();
+    assert_eq!(asked.status, 403);
+    let asked = agent.registry().clone().token("a-wrong-one").get("/v1/agent/self").await.unwrap();
+    assert_eq!((asked.status.as_u16(), asked.text().as_str()), (403, "ACL not found"));
+    let printed = format!("{agent:?} {:?}", agent.registry().clone().token("a-secret"));
+    assert!(!printed.contains("a-secret"), "{printed}");
 }
