@@ -122,9 +122,9 @@ impl ClientLog<'_> {
     }
 }
 
-/// Whether this line of the client's tells of its binding to `instance`.
+/// Whether this line tells of a binding to `instance`: the words of `FailoverEvent::Rebound`.
 fn binds(line: &str, instance: &str) -> bool {
-    line.contains(&format!("bound to {instance}"))
+    line.contains("bound ") && line.contains(&format!(" to {instance} "))
 }
 
 // === impl Compose ===
