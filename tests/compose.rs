@@ -26,6 +26,9 @@ const COMMAND: Duration = Duration::from_secs(120);
 /// From an action until the client's log shows what follows from it. Consul asks a container
 /// that is gone for 10 s before it calls it critical.
 const FOLLOWS: Duration = Duration::from_secs(60);
+/// Calls that may fail in all. Only a killed backend costs any, those that it had taken and that
+/// may not be run twice; the client has few under way at a time.
+const LOST: u32 = 5;
 
 #[tokio::test]
 async fn the_client_in_compose_follows_its_backends_through_stop_kill_and_restart() {
@@ -75,6 +78,10 @@ async fn walk_through(compose: &Compose) {
     step("stop the client", compose.run(&["stop", "client"], COMMAND)).await;
     assert_eq!(compose.exit_code("client").await, "0", "the client did not end cleanly on SIGTERM");
     assert_eq!(compose.exit_code("backend-b").await, "137", "backend-b was not killed");
+    let lines = log.lines().await;
+    let sums = lines.iter().rev().find(|line| line.contains("ended (")).expect("the client's sums");
+    say(format_args!("    client: {sums}"));
+    assert!(failed(sums) <= LOST, "more calls failed than one kill explains:\n{}", lines.join("\n"));
 }
 
 /// What the client has printed.
@@ -117,7 +124,9 @@ impl ClientLog<'_> {
         });
         match found.await {
             Ok(line) => say(format_args!("    client: {line}")),
-            Err(_) => panic!("no binding to {instance} within {FOLLOWS:?}; the client said:\n{}", lines.join("\n")),
+            Err(_) => {
+                panic!("no binding to {instance} within {FOLLOWS:?}; the client said:\n{}", lines.join("\n"))
+            }
         }
     }
 }
@@ -125,6 +134,14 @@ impl ClientLog<'_> {
 /// Whether this line tells of a binding to `instance`: the words of `FailoverEvent::Rebound`.
 fn binds(line: &str, instance: &str) -> bool {
     line.contains("bound ") && line.contains(&format!(" to {instance} "))
+}
+
+/// The number in `..., 3 failed`.
+fn failed(sums: &str) -> u32 {
+    let count = sums.split(", ").find_map(|part| part.trim().strip_suffix(" failed"));
+    count
+        .and_then(|count| count.parse().ok())
+        .unwrap_or_else(|| panic!("no count of failed calls in: {sums}"))
 }
 
 // === impl Compose ===
@@ -166,13 +183,16 @@ impl Compose {
     /// Waits until `server` knows `instance` as passing in `datacenter`.
     async fn passing(&self, server: &str, datacenter: &str, instance: &str) {
         let question = format!("/v1/health/service/counter?passing&dc={datacenter}");
-        let script =
-            format!("exec 3<>/dev/tcp/{server}/8500 && printf 'GET {question} HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3");
+        let script = format!(
+            "exec 3<>/dev/tcp/{server}/8500 && printf 'GET {question} HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3"
+        );
         let mut last = String::new();
         let known = timeout(FOLLOWS, async {
             // Asked from a container of the demo image: it has bash.
             loop {
-                match try_run(self.command(&["exec", "-T", "backend-c", "bash", "-c", &script]), COMMAND).await {
+                match try_run(self.command(&["exec", "-T", "backend-c", "bash", "-c", &script]), COMMAND)
+                    .await
+                {
                     Ok(answer) if answer.contains(&format!("\"{instance}\"")) => return,
                     Ok(answer) | Err(answer) => last = answer,
                 }
@@ -195,7 +215,8 @@ impl Drop for Compose {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The last word of each, for whoever reads the failure.
-            if let Ok(Output { stdout, .. }) = self.command(&["logs", "--no-color", "--tail", "25"]).output() {
+            if let Ok(Output { stdout, .. }) = self.command(&["logs", "--no-color", "--tail", "25"]).output()
+            {
                 say(String::from_utf8_lossy(&stdout));
             }
         }
