@@ -16,7 +16,7 @@ RUN cp Cargo.toml Cargo.toml.whole \
     && echo 'fn main() {}' | tee build.rs > src/bin/demo.rs \
     && cargo build --locked --profile "$PROFILE" --features demo --bin demo
 
-COPY build.rs README.m[d] ./
+COPY build.rs README.md ./
 COPY proto proto
 COPY src src
 # Copied files keep their old times: cargo would take the empty sources' output for theirs.
