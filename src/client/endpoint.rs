@@ -37,6 +37,8 @@ pub(crate) struct Link {
     abandoned: CancellationToken,
     /// Failures in a row, as outcome.rs judges them.
     failures: AtomicU32,
+    /// True once a call on it has been answered well.
+    served: AtomicBool,
     /// When it last answered anything, in milliseconds since `born`.
     heard: AtomicU64,
     born: Instant,
@@ -54,6 +56,7 @@ impl Link {
             suspect: AtomicBool::new(false),
             abandoned: CancellationToken::new(),
             failures: AtomicU32::new(0),
+            served: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             born: Instant::now(),
             lost_at: Mutex::new(None),
@@ -121,6 +124,14 @@ impl Link {
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
+        if !self.served.load(Ordering::Relaxed) {
+            self.served.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether any call on it has been answered well.
+    pub(crate) fn has_served(&self) -> bool {
+        self.served.load(Ordering::Relaxed)
     }
 
     /// An answer that counts against the instance. At `limit` in a row the

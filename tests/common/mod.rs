@@ -3,6 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub(crate) mod hostile;
+pub(crate) mod proxy;
+pub(crate) mod scripted;
+
 use std::{
     process::{Command, Stdio},
     sync::{

@@ -6,9 +6,10 @@ use tokio::time::Instant;
 
 use crate::Instance;
 
-/// A connection that lives shorter than this counts as a failed attempt when
-/// it is lost, after a few in a row: a server that accepts, answers and dies
-/// must not be dialled in a hot loop.
+/// A connection that lives shorter than this and serves no call counts as a
+/// failed attempt when it is lost, after a few in a row: a server that accepts,
+/// answers and dies must not be dialled in a hot loop. One that served was
+/// worth dialling, however short a server keeps its connections.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 const SHORT_LIVES: u32 = 3;
 
@@ -119,9 +120,10 @@ impl<C> Member<C> {
     }
 
     /// Its connection ended. True where it may be dialled again at once.
-    pub(crate) fn lost(&mut self, now: Instant) -> bool {
+    pub(crate) fn lost(&mut self, served: bool, now: Instant) -> bool {
         if let Link::Ready { since, .. } = self.link {
-            self.short_lives = if now - since < SHORT_LIFE { self.short_lives + 1 } else { 0 };
+            let in_vain = !served && now - since < SHORT_LIFE;
+            self.short_lives = if in_vain { self.short_lives + 1 } else { 0 };
         }
         self.link = Link::Idle;
         self.short_lives < SHORT_LIVES
@@ -155,11 +157,12 @@ mod tests {
     async fn three_short_lives_in_a_row_end_the_right_to_an_immediate_redial() {
         let mut member = Member::new(Arc::new(Instance::new("a", "127.0.0.1", 1, "dc1")), (false, 0));
         let mut redialled = Vec::new();
-        for life in [100, 100, 5000, 100, 100, 100] {
+        let short = (100, false);
+        for (life, served) in [short, short, (5000, false), short, short, (100, true), short, short, short] {
             member.ready(0, Instant::now());
             tokio::time::advance(Duration::from_millis(life)).await;
-            redialled.push(member.lost(Instant::now()));
+            redialled.push(member.lost(served, Instant::now()));
         }
-        assert_eq!(redialled, [true, true, true, true, true, false]);
+        assert_eq!(redialled, [true, true, true, true, true, true, true, true, false]);
     }
 }

@@ -151,17 +151,18 @@ impl<C: Clone> Fleet<C> {
     }
 
     /// The connection that `is_it` knows was lost: dialled again at once, unless
-    /// it keeps dying young. Returns the instance and its rest when it is ejected.
+    /// it keeps dying young without having `served` a call. Returns the instance and its rest when it is ejected.
     pub(crate) fn lost(
         &mut self,
         is_it: impl Fn(&C) -> bool,
+        served: bool,
         cause: &str,
         random: f64,
         now: Instant,
     ) -> Option<(Arc<Instance>, Duration)> {
         let times = self.settings.ejection;
         let member = self.find(is_it)?;
-        if member.lost(now) {
+        if member.lost(served, now) {
             return None;
         }
         let rest = member.eject(format!("{cause}, again and again"), times, random, now);

@@ -97,7 +97,7 @@ impl Bench {
 
     fn lose(&mut self, name: &str) {
         let conn = self.conn(name);
-        self.fleet.lost(|&c| c == conn, "lost", 0.5, self.now);
+        self.fleet.lost(|&c| c == conn, false, "lost", 0.5, self.now);
     }
 }
 

@@ -268,7 +268,8 @@ impl Worker {
         };
         self.publisher.lost(&endpoint, why, endpoint.link().lost_at().unwrap_or(now));
         let random = self.rng.next_f64();
-        let ejected = self.fleet.lost(|e| e.serial() == serial, &cause.to_string(), random, now);
+        let served = endpoint.link().has_served();
+        let ejected = self.fleet.lost(|e| e.serial() == serial, served, &cause.to_string(), random, now);
         if let Some((instance, rest)) = ejected {
             self.ejected(instance, cause.to_string(), rest);
         }

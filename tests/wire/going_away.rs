@@ -1,0 +1,109 @@
+//! Servers that drain: GOAWAY must never be felt.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use crate::{
+    common::{
+        Backend, Callers, DEADLINE, Method, SOON,
+        scripted::{Act, End, Scripted},
+        until_bound_to,
+    },
+    stage::{Stage, get, increment, served, watch},
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_lives_on_after_goaway_and_new_calls_go_elsewhere_at_once() {
+    let script = |ask: &crate::common::scripted::Ask| {
+        if ask.path.ends_with("/Watch") { Act::Begin(1, End::Hang) } else { Act::Answer }
+    };
+    let (a, b) = (Scripted::start(script).await, Scripted::start(script).await);
+    let Some(stage) = Stage::set(&[("a", a.port), ("b", b.port)]).await else { return };
+    let stage = stage.ready(2).await;
+    let (bound, other) = if stage.bound() == "a" { (&a, "b") } else { (&b, "a") };
+    let mut stream = watch(stage.channel()).await.unwrap().into_inner();
+    stream.message().await.unwrap().expect("the first");
+    bound.go_away();
+    for _ in 0..50 {
+        increment(stage.channel(), DEADLINE).await.unwrap();
+    }
+    until_bound_to(&stage.client, other).await;
+    // A new connection to the first, beside the old one with the stream.
+    stage.until_ready(2).await;
+    let still = tokio::time::timeout(Duration::from_millis(300), stream.message()).await;
+    assert!(still.is_err(), "the stream is cut: {still:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_real_backend_that_drains_ends_its_streams_itself() {
+    let (mut a, b) = (Backend::start("a").await, Backend::start("b").await);
+    let Some(stage) = Stage::set(&[("a", a.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    crate::common::register(stage.consul.registry(), "counter", "b", b.port).await;
+    stage.until_ready(2).await;
+    let mut stream = watch(stage.channel()).await.unwrap().into_inner();
+    assert_eq!(stream.message().await.unwrap().expect("the first").instance, "a");
+    let callers = Callers::start(&stage.client, 8, Method::Increment);
+    a.terminate().await;
+    let end = stream.message().await.unwrap_err();
+    assert!(end.message().contains("watch again"), "as the server said it: {end:?}");
+    callers.go_on_for(100).await;
+    let tally = callers.stop().await;
+    assert!(tally.failed.is_empty(), "{:?}", tally.failed);
+}
+
+/// The only instance, and yet nobody feels that its connections are recycled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_recycled_every_100_ms_fail_nobody() {
+    let server = Scripted::start(|_| Act::AnswerAfter(Duration::from_millis(3))).await;
+    let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    let callers = Callers::start(&stage.client, 16, Method::Increment);
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        server.go_away();
+    }
+    let tally = callers.stop().await;
+    println!(
+        "{} calls, {} resent, slowest {:?}, {} connections",
+        tally.calls,
+        tally.resent,
+        tally.slowest,
+        server.connections()
+    );
+    assert!(tally.failed.is_empty(), "{:?}", tally.failed);
+    assert!(tally.calls > 500, "they were held up: {} calls", tally.calls);
+    assert!(tally.slowest < Duration::from_millis(500), "{:?}", tally.slowest);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_lies_above_the_last_id_of_a_goaway_is_resent() {
+    let first = AtomicU32::new(0);
+    let server = Scripted::start(move |ask| match ask.number {
+        1 => {
+            first.store(ask.stream, Ordering::SeqCst);
+            Act::AnswerAfter(Duration::from_millis(200))
+        }
+        2 => Act::GoAway(first.load(Ordering::SeqCst)),
+        _ => Act::Answer,
+    })
+    .await;
+    let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    let below = tokio::spawn(increment(stage.channel(), DEADLINE));
+    let wait = async {
+        while server.asks().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(SOON, wait).await.unwrap();
+    let above = increment(stage.channel(), DEADLINE).await.unwrap();
+    assert_eq!(served(&above).1, 2, "resent once, though it is no safe call");
+    assert_eq!(served(&below.await.unwrap().unwrap()).1, 1, "at the last id: it goes on");
+    let asks = server.asks();
+    assert_eq!(asks.len(), 3);
+    assert_eq!(asks[2].connection, asks[1].connection + 1, "on a new connection");
+    get(stage.channel(), DEADLINE).await.unwrap();
+}
