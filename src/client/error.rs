@@ -254,13 +254,17 @@ impl Error for CallError {
     }
 }
 
-/// An error and what caused it, in one line.
+/// An error and what caused it, in one line. A cause that its error has already
+/// told, as hyper's do, is not told twice.
 pub(crate) fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
+        let words = cause.to_string();
+        if !text.ends_with(&words) {
+            text.push_str(": ");
+            text.push_str(&words);
+        }
         next = cause.source();
     }
     text
@@ -269,6 +273,17 @@ pub(crate) fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Told(&'static str, #[source] Option<Box<Told>>);
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = Told("reset by peer", None);
+        let error = Told("cannot ask", Some(Box::new(Told("broken: reset by peer", Some(Box::new(cause))))));
+        assert_eq!(in_full(&error), "cannot ask: broken: reset by peer");
+    }
 
     #[test]
     fn a_caller_sees_the_code_and_finds_the_typed_error_and_its_cause() {

@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub(crate) mod alone;
 pub(crate) mod hostile;
 pub(crate) mod proxy;
+pub(crate) mod record;
 pub(crate) mod scripted;
 
 use std::{
@@ -80,9 +82,14 @@ impl Backend {
 
     /// Starts one on `port` (0: any) that registers itself in the Consul at `consul`.
     pub(crate) async fn start_with(name: &str, port: u16, consul: &str, more: &[&str]) -> Self {
+        Self::start_at(name, &format!("127.0.0.1:{port}"), consul, more).await
+    }
+
+    /// Starts one that listens at `listen`.
+    pub(crate) async fn start_at(name: &str, listen: &str, consul: &str, more: &[&str]) -> Self {
         let journal = tempfile::NamedTempFile::new().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
-        command.args(["backend", "--name", name, "--listen", &format!("127.0.0.1:{port}"), "--journal"]);
+        command.args(["backend", "--name", name, "--listen", listen, "--journal"]);
         command.arg(journal.path()).args(more);
         for (variable, _) in std::env::vars_os() {
             let variable = variable.to_string_lossy().into_owned();
@@ -93,7 +100,7 @@ impl Backend {
         command.env("CONSUL_HTTP_ADDR", consul).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut backend = Self { name: name.to_owned(), port, child, lines, journal };
+        let mut backend = Self { name: name.to_owned(), port: 0, child, lines, journal };
         let line = backend.line_with("listens on ").await;
         backend.port = line.rsplit(':').next().unwrap().trim().parse().unwrap();
         backend

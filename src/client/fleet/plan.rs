@@ -67,8 +67,8 @@ impl<C: Clone> Fleet<C> {
         self.bind(tier);
         let retire = self.retirements(&order, tier);
         let bound = tier.map(|tier| Bound { tier, endpoints: self.endpoints(tier) });
-        let need_others =
-            self.settings.keep_warm || !(self.tiers[0].has_ready() || self.is_being_replaced(now));
+        let own_serves = self.tiers[0].has_ready() && !self.is_demoted(0, now);
+        let need_others = self.settings.keep_warm || !(own_serves || self.is_being_replaced(now));
         let hopeless = bound.is_none() && !self.tiers.iter().any(|t| t.is_hopeful(now) || t.is_pending(now));
         Plan { dial, retire, bound, ask, need_others, hopeless, wake: wake.at }
     }
@@ -197,7 +197,9 @@ impl<C: Clone> Fleet<C> {
     }
 
     /// Which datacenters to ask: the own one always; the others when no better
-    /// one is usable, when they are bound, or when they are kept warm.
+    /// one is usable, when they are bound, or when they are kept warm. A fresh
+    /// attempt in the own one delays the question and does not take it back: a
+    /// slow registry would never come to its answer.
     fn asks(&self, order: &[usize], bound: Option<usize>, now: Instant, wake: &mut Wake) -> Vec<bool> {
         let mut ask = vec![self.settings.keep_warm; self.tiers.len()];
         let replaced = self.is_being_replaced(now);
@@ -206,7 +208,8 @@ impl<C: Clone> Fleet<C> {
         }
         let mut need = true;
         for &tier in order {
-            ask[tier] |= tier == 0 || bound == Some(tier) || (need && !replaced);
+            let asked = self.tiers[tier].asked_since.is_some();
+            ask[tier] |= tier == 0 || bound == Some(tier) || (need && (asked || !replaced));
             need &= !self.tiers[tier].has_ready();
         }
         ask

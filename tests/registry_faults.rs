@@ -1,0 +1,409 @@
+//! What becomes of calls, events and status when the registry fails.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    Backend, Callers, Method, Tally, bound, builder, consul, deregister, get, options, record::Record,
+    register, until, until_bound_to,
+};
+use tokio::time::Instant;
+use tonic_failover::{
+    client::{ConsulServiceBuilder, GrpcClient, Policy},
+    consul::{Consistency, ConsulConfig},
+    testkit::{Agent, ConsulProcess, Faults, Registry, Switch},
+};
+
+/// Two instances that the registry calls passing for ever, a client bound to one
+/// of them, and callers that go on.
+struct Stage {
+    client: GrpcClient,
+    record: Record,
+    callers: Callers,
+    a: Backend,
+    b: Backend,
+}
+
+impl Stage {
+    async fn set(registry: &Registry, builder: ConsulServiceBuilder, method: Method) -> Self {
+        let (a, b) = (Backend::start("a").await, Backend::start("b").await);
+        register(registry, "counter", "a", a.port).await;
+        register(registry, "counter", "b", b.port).await;
+        let client = builder.service(options()).build().unwrap().grpc_client("counter").unwrap();
+        let record = Record::of(&client);
+        until(&client, "a spare is ready", |c| first(c).ready == 2).await;
+        let callers = Callers::start(&client, 8, method);
+        callers.go_on_for(20).await;
+        Self { client, record, callers, a, b }
+    }
+
+    /// Waits until the registry counts as lost, and the calls go on.
+    async fn lost(&self, reason: &str) {
+        until(&self.client, reason, |c| {
+            let line = c.status().to_string();
+            line.contains("dc1 stale for ") && line.contains(reason)
+        })
+        .await;
+        self.callers.go_on_for(50).await;
+    }
+
+    async fn back(&self) {
+        until(&self.client, "it is no longer stale", |c| first(c).stale_since.is_none()).await;
+        let line = self.client.status().to_string();
+        assert!(!line.contains("stale"), "{line}");
+        self.callers.go_on_for(50).await;
+    }
+
+    async fn end(self, what: &str) -> Record {
+        print(what, &self.callers.stop().await);
+        self.record
+    }
+}
+
+fn first(client: &GrpcClient) -> tonic_failover::client::DatacenterStatus {
+    client.status().datacenters.first().cloned().unwrap_or_default()
+}
+
+/// Prints what the calls met with, and holds it against what they may.
+fn print(what: &str, tally: &Tally) {
+    println!(
+        "{what}: {} calls, {} resent, {} failed, slowest {:?}",
+        tally.calls,
+        tally.resent,
+        tally.failed.len(),
+        tally.slowest
+    );
+    assert!(tally.failed.is_empty(), "{what}: {:?}", tally.failed);
+}
+
+/// Notices an agent's silence soon.
+fn impatient(url: &str) -> ConsulServiceBuilder {
+    let config = ConsulConfig::new(url).unwrap().request_timeout(Duration::from_millis(700));
+    tonic_failover::client::ConsulService::builder(config).wait(Duration::from_secs(1))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_go_on_while_consul_is_killed_and_comes_back_having_forgotten_everything() {
+    let Some(mut consul) = consul().await else { return };
+    // A higher index than a fresh agent's, so that it falls.
+    for port in 1..30 {
+        register(consul.registry(), "other", &format!("other-{port}"), port).await;
+    }
+    let stage = Stage::set(consul.registry(), builder(&consul.url()), Method::Increment).await;
+
+    consul.kill().await.unwrap();
+    stage.lost("cannot connect").await;
+    consul.restart().await.unwrap();
+    stage.back().await;
+    until(&stage.client, "the list is empty", |c| first(c).empty_since.is_some()).await;
+    assert!(stage.client.status().to_string().contains("dc1 lists none for"), "{}", stage.client.status());
+    assert_eq!(first(&stage.client).known, 2, "the last list that was good stays");
+    stage.callers.go_on_for(50).await;
+
+    // The bound one first: another would take its calls over until it is back.
+    let mut backends = [&stage.a, &stage.b];
+    backends.sort_by_key(|backend| Some(&backend.name) != bound(&stage.client).as_ref());
+    for backend in backends {
+        register(consul.registry(), "counter", &backend.name, backend.port).await;
+    }
+    until(&stage.client, "both are listed", |c| first(c).empty_since.is_none() && first(c).known == 2).await;
+    // The index has fallen, and yet news comes at once.
+    let c = Backend::start("c").await;
+    register(consul.registry(), "counter", "c", c.port).await;
+    until(&stage.client, "the new one is known", |c| first(c).known == 3).await;
+    let record = stage.end("Consul killed and empty").await;
+    assert_eq!(record.episodes(), (1, 1), "{:#?}", record.words());
+    assert_eq!(record.bound().len(), 1, "no reason to move: {:#?}", record.words());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_fault_of_the_registry_is_one_episode_and_fails_no_call() {
+    type Fault = fn(&Faults<'_>) -> Switch;
+    let cases: [(&str, &str, Fault); 9] = [
+        ("500", "status 500: rpc error", |f| f.status(500, "rpc error")),
+        ("no leader", "no leader", |f| f.status(500, "No cluster leader")),
+        ("403", "refuses the token: ACL not found", |f| f.status(403, "ACL not found")),
+        ("rubbish", "not understood", |f| f.garbage()),
+        ("too large", "larger than 16777216 bytes", |f| f.oversized(17 << 20)),
+        ("hanging", "did not answer within", |f| f.hang()),
+        ("slow", "did not answer within", |f| f.slow(Duration::from_secs(10))),
+        ("reset", "broke", |f| f.drop_connections()),
+        ("refused", "cannot connect", |f| f.refuse()),
+    ];
+    let agent = Agent::start("dc1").await.unwrap();
+    let stage = Stage::set(agent.registry(), impatient(&agent.url()), Method::Increment).await;
+    for (episode, (what, reason, fault)) in cases.into_iter().enumerate() {
+        let fault = fault(&agent.faults());
+        stage.lost(reason).await;
+        if what == "500" {
+            // Several failures are still the same episode.
+            let asked = agent.counters().requests_to("/v1/health");
+            agent.wait_for(|it| it.requests_to("/v1/health") > asked + 2).await.unwrap();
+        }
+        fault.off();
+        stage.back().await;
+        stage.record.until(what, |r| r.episodes() == (episode + 1, episode + 1)).await;
+    }
+    // What changes is seen again.
+    let c = Backend::start("c").await;
+    register(agent.registry(), "counter", "c", c.port).await;
+    until(&stage.client, "the new one is known", |c| first(c).known == 3).await;
+    let record = stage.end("nine faults").await;
+    assert_eq!(record.bound().len(), 1, "{:#?}", record.words());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_registry_is_waited_for() {
+    let agent = Agent::start("dc1").await.unwrap();
+    agent.faults().slow(Duration::from_secs(1));
+    let stage = Stage::set(agent.registry(), builder(&agent.url()), Method::Increment).await;
+    let c = Backend::start("c").await;
+    register(agent.registry(), "counter", "c", c.port).await;
+    until(&stage.client, "the new one is known", |c| first(c).known == 3).await;
+    let binding = stage.client.consul_service().update_grpc_client("counter").await.unwrap();
+    assert_eq!(binding.generation(), stage.client.binding().generation());
+    let record = stage.end("slow").await;
+    assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sudden_empty_list_ends_nothing() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let quick = builder(&agent.url()).demote_after(Duration::from_millis(300));
+    let stage = Stage::set(agent.registry(), quick, Method::Increment).await;
+    let fault = agent.faults().empty("counter");
+    // Nothing is better than what is demoted, so it stays in use.
+    until(&stage.client, "it is demoted", |c| first(c).demoted).await;
+    assert_eq!((first(&stage.client).known, first(&stage.client).ready), (2, 2));
+    stage.callers.go_on_for(50).await;
+    fault.off();
+    until(&stage.client, "it is listed again", |c| first(c).empty_since.is_none()).await;
+    assert!(!first(&stage.client).demoted);
+    let record = stage.end("empty list").await;
+    assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
+    assert_eq!(record.bound().len(), 1, "{:#?}", record.words());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instances_that_are_deregistered_all_at_once_stay_the_last_known_good() {
+    let Some(consul) = consul().await else { return };
+    let stage = Stage::set(consul.registry(), builder(&consul.url()), Method::Increment).await;
+    // The one that is not bound first: then the list is never partly right.
+    let mut names = ["a", "b"];
+    names.sort_by_key(|name| Some(*name) == bound(&stage.client).as_deref());
+    deregister(consul.registry(), names[0]).await;
+    deregister(consul.registry(), names[1]).await;
+    until(&stage.client, "the list is empty", |c| first(c).empty_since.is_some()).await;
+    stage.callers.go_on_for(50).await;
+    stage.end("all deregistered").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_is_there_before_consul_is_bound_soon_after_it() {
+    let Some(mut consul) = consul().await else { return };
+    consul.kill().await.unwrap();
+    let client = common::client(&consul.url());
+    let record = Record::of(&client);
+    until(&client, "it is stale", |c| first(c).stale_since.is_some()).await;
+    let error = client.ready_within(Duration::from_millis(300)).await.unwrap_err().to_string();
+    assert!(error.contains("local has not answered yet") && error.contains("cannot connect"), "{error}");
+
+    consul.restart().await.unwrap();
+    let started = Instant::now();
+    let a = Backend::start("a").await;
+    register(consul.registry(), "counter", "a", a.port).await;
+    client.ready().await.unwrap();
+    println!("bound {:?} after Consul was there", started.elapsed());
+    assert_eq!(get(client.channel()).await.unwrap().instance.name, "a");
+    record.until("one episode", |r| r.episodes() == (1, 1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_that_dies_while_consul_is_away_is_left_for_the_spare() {
+    let Some(mut consul) = consul().await else { return };
+    let mut stage = Stage::set(consul.registry(), builder(&consul.url()), Method::Get).await;
+    consul.kill().await.unwrap();
+    stage.lost("cannot connect").await;
+    let (dies, lives) = if bound(&stage.client).as_deref() == Some("a") {
+        (&mut stage.a, &stage.b)
+    } else {
+        (&mut stage.b, &stage.a)
+    };
+    dies.kill().await;
+    until_bound_to(&stage.client, &lives.name).await;
+    stage.callers.go_on_for(100).await;
+    // And back, when the other one dies after the first has come up again.
+    let again = Backend::start_with(&dies.name, dies.port, common::NOWHERE, &[]).await;
+    until(&stage.client, "it is readmitted", |c| first(c).ready == 2).await;
+    if lives.name == "a" {
+        stage.a.kill().await
+    } else {
+        stage.b.kill().await
+    }
+    until_bound_to(&stage.client, &again.name).await;
+    stage.callers.go_on_for(100).await;
+    stage.end("instance dies without Consul").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_spare_another_known_instance_is_dialled_without_consul() {
+    let Some(mut consul) = consul().await else { return };
+    let mut backends = Vec::new();
+    for name in ["a", "b", "c"] {
+        backends.push(Backend::start(name).await);
+        register(consul.registry(), "counter", name, backends.last().unwrap().port).await;
+    }
+    let service = builder(&consul.url()).service(options().spares(0)).build().unwrap();
+    let client = service.grpc_client("counter").unwrap();
+    client.ready().await.unwrap();
+    until(&client, "one is ready", |c| first(c).known == 3 && first(c).ready == 1).await;
+    let callers = Callers::start(&client, 8, Method::Get);
+    consul.kill().await.unwrap();
+    for _ in 0..2 {
+        let name = bound(&client).unwrap();
+        backends.iter_mut().find(|b| b.name == name).unwrap().kill().await;
+        until(&client, "another is bound", |c| bound(c).is_some_and(|b| b != name)).await;
+        callers.go_on_for(50).await;
+    }
+    print("no spare, no Consul", &callers.stop().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn round_robin_goes_on_without_consul_too() {
+    let Some(mut consul) = consul().await else { return };
+    let mut backends = Vec::new();
+    for name in ["a", "b", "c"] {
+        backends.push(Backend::start(name).await);
+        register(consul.registry(), "counter", name, backends.last().unwrap().port).await;
+    }
+    let service = builder(&consul.url()).service(options().policy(Policy::RoundRobin)).build().unwrap();
+    let client = service.grpc_client("counter").unwrap();
+    until(&client, "all are ready", |c| first(c).ready == 3).await;
+    let callers = Callers::start(&client, 8, Method::Get);
+    consul.kill().await.unwrap();
+    callers.go_on_for(50).await;
+    backends.remove(1).kill().await;
+    until(&client, "it is ejected", |c| first(c).ejected == 1).await;
+    callers.go_on_for(100).await;
+    print("round robin, no Consul", &callers.stop().await);
+}
+
+/// Three servers of one datacenter; the first is the one that is asked.
+struct Servers {
+    first: ConsulProcess,
+    others: Vec<tokio::process::Child>,
+    _folders: Vec<tempfile::TempDir>,
+}
+
+impl Servers {
+    async fn start() -> Option<Self> {
+        let bin = common::consul_bin()?;
+        let mut folders = vec![tempfile::tempdir().unwrap()];
+        let hcl = r#"autopilot { server_stabilization_time = "1s" } leave_on_terminate = false"#;
+        let first = ConsulProcess::builder(&bin).server(folders[0].path()).hcl(hcl).start().await.unwrap();
+        let mut others = Vec::new();
+        for name in ["s2", "s3"] {
+            let (folder, ports) =
+                (tempfile::tempdir().unwrap(), tonic_failover::testkit::Ports::free().unwrap());
+            let mut command = tokio::process::Command::new(&bin);
+            command
+                .args(["agent", "-server", "-datacenter=dc1", "-bind=127.0.0.1", "-client=127.0.0.1"])
+                .args(["-dns-port=-1", "-grpc-port=-1", "-disable-host-node-id"])
+                .args(["-hcl=performance { raft_multiplier = 1 }", "-hcl=disable_update_check = true"])
+                .arg(format!("-node={name}"))
+                .arg(format!("-hcl={hcl}"))
+                .arg(format!("-http-port={}", ports.http))
+                .arg(format!("-serf-lan-port={}", ports.serf_lan))
+                .arg(format!("-serf-wan-port={}", ports.serf_wan))
+                .arg(format!("-server-port={}", ports.server))
+                .arg(format!("-retry-join=127.0.0.1:{}", first.ports().serf_lan))
+                .arg("-data-dir")
+                .arg(folder.path())
+                .stdout(std::process::Stdio::null())
+                .stderr(std::process::Stdio::null())
+                .kill_on_drop(true);
+            others.push(command.spawn().unwrap());
+            folders.push(folder);
+        }
+        let servers = Self { first, others, _folders: folders };
+        let voters = async {
+            loop {
+                let answer = servers.first.registry().get("/v1/operator/raft/configuration").await;
+                let votes = |v: &serde_json::Value| v["Voter"] == true;
+                let json = answer.map(|it| it.json()).unwrap_or_default();
+                if json["Servers"].as_array().is_some_and(|s| s.iter().filter(|v| votes(v)).count() == 3) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(2 * common::SOON, voters).await.expect("three voters");
+        Some(servers)
+    }
+
+    /// Kills all but the one that is asked.
+    async fn lose_the_leader(&mut self) {
+        for other in &mut self.others {
+            other.kill().await.unwrap();
+        }
+        let leaderless = async {
+            let stale = "/v1/health/service/counter?stale";
+            loop {
+                let answer = self.first.registry().get(stale).await;
+                if answer.is_ok_and(|it| it.headers.get("x-consul-knownleader").is_some_and(|v| v == "false"))
+                {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(common::SOON, leaderless).await.expect("it has no leader");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_leader_stale_answers_serve_and_default_ones_are_an_episode() {
+    let Some(mut servers) = Servers::start().await else { return };
+    let stage = Stage::set(servers.first.registry(), builder(&servers.first.url()), Method::Increment).await;
+    let strict = builder(&servers.first.url())
+        .wait(Duration::from_secs(1))
+        .service(options().consistency(Consistency::Default))
+        .build()
+        .unwrap()
+        .grpc_client("counter")
+        .unwrap();
+    strict.ready().await.unwrap();
+    let (record, callers) = (Record::of(&strict), Callers::start(&strict, 4, Method::Increment));
+
+    servers.lose_the_leader().await;
+    until(&strict, "the default reader is stale", |c| first(c).stale_since.is_some()).await;
+    callers.go_on_for(50).await;
+    stage.callers.go_on_for(50).await;
+    // A client that starts now is bound at once: the servers answer without a leader.
+    let late = common::client(&servers.first.url());
+    let started = Instant::now();
+    late.ready().await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(5), "it hung: {:?}", started.elapsed());
+    // Default reads hang for 7 s; neither an update nor a call waits that long.
+    let binding = strict.consul_service().update_grpc_client("counter").await.unwrap();
+    assert_eq!(binding.generation(), strict.binding().generation());
+    assert!(get(strict.channel()).await.is_ok());
+
+    print("no leader, default", &callers.stop().await);
+    assert_eq!(record.episodes(), (1, 0), "{:#?}", record.words());
+    let record = stage.end("no leader, stale").await;
+    assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_consul_is_an_episode_and_the_calls_go_on() {
+    let Some(consul) = consul().await else { return };
+    let stage = Stage::set(consul.registry(), impatient(&consul.url()), Method::Increment).await;
+    consul.pause().unwrap();
+    stage.lost("did not answer within").await;
+    consul.resume().unwrap();
+    stage.back().await;
+    let record = stage.end("Consul paused").await;
+    assert_eq!(record.episodes(), (1, 1), "{:#?}", record.words());
+}
