@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{Backend, Callers, Method, Tally, builder, client, consul, options, register, until_bound_to};
+use common::{Backend, Callers, Method, Tally, client, consul, register, until_bound_to};
 use rustix::process::Signal;
 use tonic_failover::{client::GrpcClient, testkit::ConsulProcess};
 
 /// Two instances that Consul will call passing for ever, and a client bound to
 /// the first in `backends`.
 struct Stage {
-    _consul: ConsulProcess,
+    consul: ConsulProcess,
     client: GrpcClient,
     bound: Backend,
     other: Backend,
@@ -25,7 +25,7 @@ impl Stage {
         client.ready().await.unwrap();
         common::until(&client, "a spare is ready", |c| c.status().datacenters[0].ready == 2).await;
         let (bound, other) = if common::bound(&client).as_deref() == Some("a") { (a, b) } else { (b, a) };
-        Some(Self { _consul: consul, client, bound, other })
+        Some(Self { consul, client, bound, other })
     }
 
     async fn callers(&self, method: Method) -> Callers {
@@ -95,4 +95,21 @@ async fn safe_calls_survive_a_frozen_instance() {
     let tally = callers.stop().await;
     print("SIGSTOP", &tally);
     assert!(tally.failed.is_empty(), "{:?}", tally.failed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_left_on_a_frozen_instance_move_on_although_it_has_left_the_registry() {
+    let Some(stage) = Stage::set().await else { return };
+    stage.bound.signal(Signal::STOP);
+    let mut call = std::pin::pin!(common::get(stage.client.channel()));
+    // Polled once, it has chosen its connection.
+    tokio::select! {
+        biased;
+        _ = &mut call => panic!("a frozen instance has answered"),
+        () = std::future::ready(()) => {}
+    }
+    common::deregister(stage.consul.registry(), &stage.bound.name).await;
+    until_bound_to(&stage.client, &stage.other.name).await;
+    let served = call.await.expect("sent again, within its deadline");
+    assert_eq!((served.instance.name.as_str(), served.attempts), (stage.other.name.as_str(), 2));
 }

@@ -166,7 +166,7 @@ impl CallContext {
     }
 
     /// Sends one attempt and waits for its response's headers.
-    async fn attempt(&self, endpoint: &Endpoint, request: Request<Body>, deadline: Instant) -> Ended {
+    async fn attempt(&self, endpoint: &Arc<Endpoint>, request: Request<Body>, deadline: Instant) -> Ended {
         let link = endpoint.link();
         // A clone, polled and called: a channel that was not polled itself panics.
         let mut channel = endpoint.channel().clone();
@@ -197,7 +197,7 @@ impl CallContext {
                     listening = true;
                     if now >= window + patience {
                         if !link.heard_since(window) {
-                            link.suspect();
+                            endpoint.suspect();
                             patience = (patience * 2).min(LONGEST_PATIENCE);
                         }
                         window = now;

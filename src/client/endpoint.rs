@@ -93,13 +93,6 @@ impl Link {
         &self.abandoned
     }
 
-    /// A caller has waited longer than it should without a word.
-    pub(crate) fn suspect(&self) {
-        if self.is_usable() && !self.suspect.swap(true, Ordering::AcqRel) {
-            let _ = self.reports.send(Report::Suspect { serial: self.serial });
-        }
-    }
-
     /// The probe was answered.
     pub(crate) fn acquit(&self) {
         self.heard_now();
@@ -173,6 +166,15 @@ impl Endpoint {
 
     pub(crate) fn is_usable(&self) -> bool {
         self.link.is_usable()
+    }
+
+    /// A caller has waited longer than it should without a word. Also where it
+    /// takes no new calls: those it still has must not wait for a dead instance.
+    pub(crate) fn suspect(self: &Arc<Self>) {
+        let link = &self.link;
+        if !link.abandoned.is_cancelled() && !link.suspect.swap(true, Ordering::AcqRel) {
+            let _ = link.reports.send(Report::Suspect { endpoint: Arc::clone(self) });
+        }
     }
 
     pub(crate) fn serial(&self) -> u64 {

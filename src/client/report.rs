@@ -1,18 +1,18 @@
 //! What the call path tells the worker. The loop between the two closes here,
 //! through a channel: neither waits for the other.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use tokio::sync::oneshot;
 
-use super::{binding::Binding, error::UpdateError};
+use super::{binding::Binding, endpoint::Endpoint, error::UpdateError};
 
 /// A message to the worker of one service.
 pub(crate) enum Report {
     /// A connection has ended, or takes no more calls.
     Lost { serial: u64, cause: LossCause },
     /// A call has been out too long and nothing else was heard from there.
-    Suspect { serial: u64 },
+    Suspect { endpoint: Arc<Endpoint> },
     /// Too many failures in a row.
     Failing { serial: u64 },
     /// A caller found nothing usable.

@@ -240,11 +240,7 @@ impl Worker {
         let now = Instant::now();
         match report {
             Report::Lost { serial, cause } => self.on_lost(serial, cause, now),
-            Report::Suspect { serial } => {
-                if let Some(endpoint) = self.fleet.connection(|e| e.serial() == serial) {
-                    self.probe(endpoint, now);
-                }
-            }
+            Report::Suspect { endpoint } => self.probe(endpoint, now),
             Report::Failing { serial } => self.on_failing(serial, now),
             Report::Starved => self.look_ups.wanted = true,
             Report::BindingFailed { generation } => {
