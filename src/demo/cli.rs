@@ -7,53 +7,106 @@ use tokio::{io::AsyncReadExt, net::TcpListener};
 use tracing_subscriber::EnvFilter;
 
 use super::{
-    backend,
+    agent, backend, client,
     screen::{Screen, Tone},
     signals::Signals,
+    story,
+    text::chain,
 };
+use crate::consul::{ConsulClient, ConsulConfig};
 
 /// Why a subcommand failed, in one printable chain.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
+/// A gRPC client that keeps answering while servers come and go, shown and tried.
+///
+/// Without a subcommand it tells the story: it starts a registry, three servers in
+/// two datacenters and a client of its own, kills, stops and pauses the servers,
+/// and holds what the client saw against the servers' journals. It takes some
+/// twenty seconds, touches no Consul that it did not start, and ends with 1 when a call
+/// failed that should not have.
 #[derive(Parser)]
-#[command(name = "demo", version, args_conflicts_with_subcommands = true)]
+#[command(name = "demo", version, args_conflicts_with_subcommands = true, after_help = AFTER)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
+    #[command(flatten)]
+    story: story::Options,
 }
 
 #[derive(Subcommand)]
 enum Command {
+    /// Tell the whole story, with a registry and servers of its own (the default).
+    Story(story::Options),
+    /// Run embedded test agents that speak Consul's HTTP API, one for each datacenter.
+    Agent(agent::Options),
+    /// Serve the counter and register it with Consul.
+    ///
+    /// SIGTERM and Ctrl-C take it out of Consul, end its streams and let the calls in
+    /// flight finish.
+    #[command(after_help = CONSUL)]
     Backend(backend::Options),
+    /// Call the counter at a steady rate and tell what happens to it.
+    ///
+    /// It starts before its servers and before Consul if need be, goes on whatever
+    /// happens, and ends with its totals at Ctrl-C and SIGTERM.
+    #[command(after_help = CONSUL)]
+    Client(client::Options),
 }
+
+const AFTER: &str = "\
+By hand, each in a terminal of its own:
+  demo agent dc1 dc2                             prints the addresses to use below
+  CONSUL_HTTP_ADDR=... demo backend --name counter-a
+  CONSUL_HTTP_ADDR=... demo backend --name counter-b
+  CONSUL_HTTP_ADDR=... demo client
+Then end a backend and look at the client.
+
+RUST_LOG sets the log level of the library (on standard error), NO_COLOR removes colours.";
+
+const CONSUL: &str = "\
+Consul is found by its own environment variables: CONSUL_HTTP_ADDR (default 127.0.0.1:8500),
+CONSUL_HTTP_TOKEN, CONSUL_HTTP_TOKEN_FILE, CONSUL_HTTP_SSL, CONSUL_HTTP_SSL_VERIFY, CONSUL_CACERT,
+CONSUL_CAPATH, CONSUL_CLIENT_CERT, CONSUL_CLIENT_KEY, CONSUL_HTTP_AUTH and CONSUL_NAMESPACE.";
 
 /// Parses the command line, runs the subcommand and says how it went.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    log("warn");
+    let command = cli.command.unwrap_or(Command::Story(cli.story));
+    log(match command {
+        // These tell the same in their own words.
+        Command::Story(_) => "off",
+        Command::Client(_) => "warn,tonic_failover::client=off",
+        Command::Agent(_) | Command::Backend(_) => "warn",
+    });
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error),
     };
-    let done = runtime.block_on(async {
-        match cli.command {
-            Some(Command::Backend(options)) => run_backend(options).await.map(|()| ExitCode::SUCCESS),
-            None => Ok(ExitCode::SUCCESS),
-        }
-    });
+    let done = runtime.block_on(run(command));
     // What is left are tonic's connection tasks and a read of standard input,
     // which would be waited for.
     runtime.shutdown_background();
     done.unwrap_or_else(|error| fail(&*error))
 }
 
-async fn run_backend(options: backend::Options) -> Result<(), Failure> {
-    let mut signals = Signals::catch()?;
+async fn run(command: Command) -> Result<ExitCode, Failure> {
+    let signals = Signals::catch()?;
+    let screen = Screen::stdout();
+    match command {
+        Command::Story(options) => return story::run(options, signals, screen).await,
+        Command::Agent(options) => agent::run(options, signals, screen).await?,
+        Command::Backend(options) => run_backend(options, signals, screen).await?,
+        Command::Client(options) => client::run(options, signals, screen).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn run_backend(options: backend::Options, mut signals: Signals, screen: Screen) -> Result<(), Failure> {
     let listener = TcpListener::bind(options.listen)
         .await
         .map_err(|error| format!("cannot listen on {} (--listen): {error}", options.listen))?;
-    let consul =
-        backend::Agent::new(&std::env::var("CONSUL_HTTP_ADDR").unwrap_or("http://127.0.0.1:8500".into()));
+    let consul = ConsulClient::new(ConsulConfig::from_env()?)?;
     let ends_with_stdin = options.ends_with_stdin;
     let shutdown = async move {
         tokio::select! {
@@ -61,7 +114,7 @@ async fn run_backend(options: backend::Options) -> Result<(), Failure> {
             () = stdin_closed(), if ends_with_stdin => {}
         }
     };
-    backend::serve_on(listener, options, consul, Screen::stdout(), shutdown).await?;
+    backend::serve_on(listener, options, consul, screen, shutdown).await?;
     Ok(())
 }
 
@@ -89,12 +142,6 @@ fn log(level: &str) {
 }
 
 fn fail(error: &(dyn std::error::Error + 'static)) -> ExitCode {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    eprintln!("demo: {}", Screen::stdout().paint(Tone::Bad, text));
+    eprintln!("demo: {}", Screen::stdout().paint(Tone::Bad, chain(error)));
     ExitCode::FAILURE
 }

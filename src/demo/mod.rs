@@ -1,9 +1,13 @@
 //! The demo program, as a library: `src/bin/demo.rs` is thin.
 
+mod agent;
 pub mod backend;
+mod calls;
 mod cli;
+mod client;
 mod screen;
 mod signals;
+mod story;
 mod text;
 
 pub use cli::main;

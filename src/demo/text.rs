@@ -1,6 +1,9 @@
 //! Durations and times of day as people write and read them.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    error::Error,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 /// Reads `300ms`, `2s`, `1.5s`, `2m` or `1h`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
@@ -27,12 +30,14 @@ pub(crate) fn parse_positive_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// `0.8 ms`, `12 ms`, `1.32 s`, `2 min 5 s`: three digits are all that a reader wants.
+/// `<0.1 ms`, `0.8 ms`, `12 ms`, `1.32 s`, `2 min 5 s`: three digits are all that a reader wants.
 pub(crate) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     let ms = seconds * 1000.0;
     // The bounds are where rounding would give another digit.
-    if ms < 9.95 {
+    if ms < 0.05 {
+        "<0.1 ms".to_owned()
+    } else if ms < 9.95 {
         format!("{ms:.1} ms")
     } else if ms < 999.5 {
         format!("{ms:.0} ms")
@@ -46,6 +51,26 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
+/// Milliseconds to three places, for machines.
+pub(crate) fn ms(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// An error and what led to it, in one line.
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let words = error.to_string();
+        // Some crates repeat their source in their own words.
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
 /// `1 call`, `2 calls`.
 pub(crate) fn count(n: u64, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
@@ -56,6 +81,12 @@ pub(crate) fn time_of_day() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = since.as_secs() % 86_400;
     format!("{:02}:{:02}:{:02}.{:03}", seconds / 3600, seconds / 60 % 60, seconds % 60, since.subsec_millis())
+}
+
+/// Unlike that of another run, on this machine or elsewhere: time and process.
+pub(crate) fn run_id() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{:x}-{:x}", since.as_micros(), std::process::id())
 }
 
 #[cfg(test)]
@@ -83,6 +114,7 @@ mod tests {
     #[test]
     fn durations_are_written_with_the_digits_that_matter() {
         let cases = [
+            (12, "<0.1 ms"),
             (820, "0.8 ms"),
             (9_960, "10 ms"),
             (12_300, "12 ms"),

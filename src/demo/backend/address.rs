@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use tokio::net::UdpSocket;
+use url::Url;
 
 /// Somewhere beyond the default route: TEST-NET-1 (RFC 5737), which belongs to
 /// nobody. Nothing is sent there.
@@ -10,7 +11,7 @@ const BEYOND: &str = "192.0.2.1:9";
 
 /// The host to register: `given`, or the address listened on, or, where that is
 /// no address but all of them, the one that the kernel uses towards `consul`
-/// (`host:port`). A Consul agent on this very machine says nothing about how
+/// (a URL). A Consul agent on this very machine says nothing about how
 /// others reach it; then the one towards the default route.
 pub(super) async fn advertised(
     given: Option<&str>,
@@ -23,7 +24,10 @@ pub(super) async fn advertised(
     if !listening.ip().is_unspecified() {
         return Ok(listening.ip().to_string());
     }
-    let towards_consul = source(listening, consul).await;
+    let consul = Url::parse(consul).map_err(std::io::Error::other)?;
+    let (host, port) =
+        (consul.host_str().unwrap_or_default(), consul.port_or_known_default().unwrap_or_default());
+    let towards_consul = source(listening, &format!("{host}:{port}")).await;
     if let Ok(ip) = &towards_consul
         && !ip.is_loopback()
     {
@@ -69,14 +73,14 @@ mod tests {
     #[tokio::test]
     async fn the_address_listened_on_is_advertised_unless_another_is_given() {
         let listening = "127.0.0.1:4000".parse().unwrap();
-        assert_eq!(advertised(None, listening, "127.0.0.1:8500").await.unwrap(), "127.0.0.1");
-        assert_eq!(advertised(Some("web1"), listening, "127.0.0.1:8500").await.unwrap(), "web1");
+        assert_eq!(advertised(None, listening, "http://127.0.0.1:8500").await.unwrap(), "127.0.0.1");
+        assert_eq!(advertised(Some("web1"), listening, "http://127.0.0.1:8500").await.unwrap(), "web1");
     }
 
     #[tokio::test]
     async fn listening_on_all_addresses_some_real_one_is_advertised() {
         let listening = "0.0.0.0:4000".parse().unwrap();
-        let host = advertised(None, listening, "127.0.0.1:8500").await.unwrap();
+        let host = advertised(None, listening, "http://127.0.0.1:8500").await.unwrap();
         assert!(!host.parse::<IpAddr>().unwrap().is_unspecified(), "{host}");
     }
 }

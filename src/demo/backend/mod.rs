@@ -10,7 +10,6 @@ mod counter;
 mod journal;
 mod options;
 mod registration;
-mod seam;
 mod service;
 
 use std::{
@@ -38,10 +37,10 @@ use super::{
     screen::{Screen, Tone},
     text,
 };
+use crate::consul::ConsulClient;
 
 pub(crate) use self::journal::{ANSWERED, RECEIVED};
 pub use self::options::{CheckKind, Options};
-pub use self::seam::Agent;
 
 /// How long calls in flight may take to end at shutdown. Our choice: longer than
 /// the demo's deadline of 2 s, shorter than the 10 s after which Docker kills.
@@ -81,7 +80,7 @@ pub enum BackendError {
 pub async fn serve(
     listener: TcpListener,
     options: Options,
-    consul: Agent,
+    consul: ConsulClient,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), BackendError> {
     serve_on(listener, options, consul, Screen::none(), shutdown).await
@@ -90,7 +89,7 @@ pub async fn serve(
 pub(crate) async fn serve_on(
     listener: TcpListener,
     options: Options,
-    consul: Agent,
+    consul: ConsulClient,
     screen: Screen,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), BackendError> {

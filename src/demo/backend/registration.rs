@@ -6,26 +6,25 @@ use std::{
     time::Duration,
 };
 
-use serde_json::{Value, json};
 use tokio::{task::JoinHandle, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    address::advertised,
-    options::CheckKind,
-    seam::{Agent, SeamError},
-};
-use crate::demo::{
-    backend::say,
-    screen::{Screen, Tone},
+use super::{address::advertised, options::CheckKind, say};
+use crate::{
+    InstanceId,
+    consul::{Check, ConsulClient, InvalidRegistration, RegistryError, ServiceRegistration},
+    demo::{
+        screen::{Screen, Tone},
+        text::chain,
+    },
 };
 
 /// Between two heartbeats: three fit in the check's TTL, so that one lost is no matter.
 const BEAT: Duration = Duration::from_millis(300);
 /// Silence after which Consul calls the instance critical.
-const TTL: &str = "1s";
+const TTL: Duration = Duration::from_secs(1);
 /// Consul runs its own checks no more often than this.
-const INTERVAL: &str = "1s";
+const INTERVAL: Duration = Duration::from_secs(1);
 /// How often an instance that Consul checks makes sure it is still registered.
 /// Registering again changes nothing where it is.
 const AFFIRM: Duration = Duration::from_secs(2);
@@ -50,8 +49,19 @@ pub(super) struct Registration {
     task: JoinHandle<()>,
 }
 
+/// Why the instance is not registered, for the time being.
+#[derive(Debug, thiserror::Error)]
+enum KeepError {
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    #[error(transparent)]
+    Invalid(#[from] InvalidRegistration),
+    #[error("there is no address to advertise; --advertise would give one")]
+    Address(#[source] std::io::Error),
+}
+
 struct Keeper {
-    consul: Agent,
+    consul: ConsulClient,
     entry: Entry,
     datacenter: Arc<OnceLock<String>>,
     screen: Screen,
@@ -65,7 +75,7 @@ impl Registration {
     /// Registers `entry`, however long Consul is away, and keeps it alive.
     /// `datacenter` is filled in when Consul tells it.
     pub(super) fn start(
-        consul: Agent,
+        consul: ConsulClient,
         entry: Entry,
         datacenter: Arc<OnceLock<String>>,
         screen: Screen,
@@ -99,10 +109,8 @@ impl Keeper {
         // is undone by the deregistration, which comes after it.
         if stop.run_until_cancelled(self.keep()).await.is_none() {
             match self.consul.deregister(&self.entry.name).await {
-                Ok(()) | Err(SeamError::Forgotten) => {
-                    self.say(Tone::Quiet, "taken out of Consul");
-                }
-                Err(error) => self.say(Tone::Notice, &format!("could not be taken out of Consul: {error}")),
+                Ok(()) | Err(RegistryError::NotFound) => self.say(Tone::Quiet, "taken out of Consul"),
+                Err(error) => self.say(Tone::Notice, &format!("not taken out of Consul: {}", chain(&error))),
             }
         }
     }
@@ -110,7 +118,7 @@ impl Keeper {
     async fn keep(&mut self) {
         loop {
             self.register().await;
-            self.say(Tone::Good, &format!("registered as {} in Consul", self.entry.name));
+            self.say(Tone::Good, &format!("registered with Consul at {}", self.consul.address()));
             self.stay().await;
             self.say(Tone::Notice, "Consul has forgotten this instance; registering again");
         }
@@ -128,50 +136,47 @@ impl Keeper {
         }
     }
 
-    async fn try_register(&self) -> Result<(), String> {
-        if self.datacenter.get().is_none() {
-            let datacenter = self.consul.datacenter().await.map_err(|error| error.to_string())?;
-            let _ = self.datacenter.set(datacenter);
+    async fn try_register(&self) -> Result<(), KeepError> {
+        if self.datacenter.get().is_none()
+            && let Some(own) = self.consul.datacenters().await?.into_iter().next()
+        {
+            let _ = self.datacenter.set(own);
         }
         let entry = &self.entry;
-        let host = advertised(entry.advertise.as_deref(), entry.listening, &self.consul.authority())
+        let host = advertised(entry.advertise.as_deref(), entry.listening, self.consul.address())
             .await
-            .map_err(|error| format!("no address to advertise: {error}"))?;
-        self.consul.register(definition(entry, &host)).await.map_err(|error| error.to_string())?;
-        self.beat().await.map_err(|error| error.to_string())
+            .map_err(KeepError::Address)?;
+        self.consul.register(&definition(entry, &host)?).await?;
+        self.beat().await?;
+        Ok(())
     }
 
     /// Returns when Consul has forgotten the instance.
     async fn stay(&mut self) {
-        let pause = if self.entry.check == CheckKind::Ttl { BEAT } else { AFFIRM };
+        let ttl = self.entry.check == CheckKind::Ttl;
         loop {
-            sleep(pause).await;
-            let alive = match self.entry.check {
-                CheckKind::Ttl => self.beat().await,
-                _ => match self.try_register().await {
-                    Ok(()) => Ok(()),
-                    Err(error) => Err(SeamError::Other(error)),
-                },
-            };
+            sleep(if ttl { BEAT } else { AFFIRM }).await;
+            let alive =
+                if ttl { self.beat().await.map_err(KeepError::from) } else { self.try_register().await };
             match alive {
                 Ok(()) => self.back(),
-                Err(SeamError::Forgotten) => return,
-                Err(error) => self.lost(&error.to_string()),
+                Err(KeepError::Registry(error)) if ttl && is_unknown_check(&error) => return,
+                Err(error) => self.lost(&error),
             }
         }
     }
 
-    async fn beat(&self) -> Result<(), SeamError> {
+    async fn beat(&self) -> Result<(), RegistryError> {
         match self.entry.check {
-            CheckKind::Ttl => self.consul.pass_check(&self.entry.name).await,
+            CheckKind::Ttl => self.consul.pass_check(&format!("service:{}", self.entry.name)).await,
             _ => Ok(()),
         }
     }
 
-    fn lost(&mut self, error: &str) {
+    fn lost(&mut self, error: &KeepError) {
         if !self.away {
             self.away = true;
-            self.say(Tone::Notice, &format!("Consul does not answer, trying on: {error}"));
+            self.say(Tone::Notice, &format!("not in Consul, trying on: {}", chain(error)));
         }
     }
 
@@ -187,13 +192,19 @@ impl Keeper {
     }
 }
 
-fn definition(entry: &Entry, host: &str) -> Value {
+fn definition(entry: &Entry, host: &str) -> Result<ServiceRegistration, InvalidRegistration> {
     let port = entry.listening.port();
-    let at = crate::InstanceId::new(host, port);
+    let at = InstanceId::new(host, port);
     let check = match entry.check {
-        CheckKind::Ttl => json!({ "TTL": TTL }),
-        CheckKind::Tcp => json!({ "TCP": at.authority(), "Interval": INTERVAL, "Timeout": INTERVAL }),
-        CheckKind::Grpc => json!({ "GRPC": at.authority(), "Interval": INTERVAL, "Timeout": INTERVAL }),
+        CheckKind::Ttl => Check::ttl(TTL),
+        CheckKind::Tcp => Check::tcp(at.authority(), INTERVAL).timeout(INTERVAL),
+        CheckKind::Grpc => Check::grpc(at.authority(), INTERVAL).timeout(INTERVAL),
     };
-    json!({ "ID": entry.name, "Name": entry.service, "Address": host, "Port": port, "Check": check })
+    Ok(ServiceRegistration::new(&entry.service, &entry.name, host, port)?.check(check))
+}
+
+/// Consul answers a heartbeat for a check that it does not know with 404, before
+/// 1.11 with 500. Registering once too often does no harm.
+fn is_unknown_check(error: &RegistryError) -> bool {
+    matches!(error, RegistryError::NotFound | RegistryError::Status { code: 500, .. })
 }
