@@ -259,10 +259,12 @@ impl Play<'_> {
 
     /// How many failures there were beside those told one by one.
     fn untold(&self) {
-        let failed = self.board.read(|tally| tally.sums_of(tally.act()).0.failed);
-        if failed > TOLD {
-            let text = format!("{} more Increments failed in the same way", failed - TOLD);
-            self.narrator.say(Tone::Notice, "more_failed", &text, json!({}));
+        for method in Method::ALL {
+            let failed = self.board.read(|tally| tally.failed_now(method));
+            if failed > TOLD {
+                let text = format!("{} more {method} calls failed in the same way", failed - TOLD);
+                self.narrator.say(Tone::Notice, "more_failed", &text, json!({ "method": method.name() }));
+            }
         }
     }
 

@@ -27,7 +27,7 @@ use crate::{
 pub(crate) const RATE: f64 = 60.0;
 /// The deadline of every call.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(2);
-/// So many failed calls of an act are told one by one; its sums have them all.
+/// So many failed calls of a method and an act are told one by one; its sums have them all.
 pub(crate) const TOLD: u64 = 3;
 /// A server of the own datacenter must be usable for so long before calls
 /// return to it. Short, so that the story is.
@@ -114,7 +114,8 @@ fn ended(board: &Board, narrator: &Narrator, call: usize, result: Result<calls::
     let failure = result.as_ref().err().cloned();
     let (call, failures) = board.write(|tally| {
         let call = tally.end(call, now, result).map(|call| (call.method, call.id.clone(), now - call.began));
-        (call, tally.sums_of(tally.act()).0.failed)
+        let failures = call.as_ref().map_or(0, |(method, ..)| tally.failed_now(*method));
+        (call, failures)
     });
     let (Some(failed), Some((method, id, took))) = (failure, call) else { return };
     let text = words::failure(method, &id, took, &failed);
@@ -123,9 +124,9 @@ fn ended(board: &Board, narrator: &Narrator, call: usize, result: Result<calls::
         "code": format!("{:?}", failed.code), "message": failed.message,
         "instance": failed.instance, "may_have_run": failed.may_have_run,
     });
-    match method {
-        Method::Increment if failures > TOLD => narrator.object("failed", &text, more),
-        Method::Increment => narrator.say(Tone::Notice, "failed", &text, more),
-        _ => narrator.say(Tone::Bad, "failed", &text, more),
+    if failures > TOLD {
+        return narrator.object("failed", &text, more);
     }
+    let tone = if method == Method::Increment { Tone::Notice } else { Tone::Bad };
+    narrator.say(tone, "failed", &text, more);
 }

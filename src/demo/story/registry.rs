@@ -49,7 +49,12 @@ impl Registry {
             (Choice::Auto, None) => Self::embedded("for no consul was found").await,
             (Choice::Auto, Some(bin)) => match Self::consul(&bin).await {
                 Ok(registry) => Ok(registry),
-                Err(error) => Self::embedded(&format!("for consul did not start: {}", chain(&error))).await,
+                // The end of its log follows on further lines.
+                Err(error) => {
+                    let why = chain(&error);
+                    let why = why.lines().next().unwrap_or_default();
+                    Self::embedded(&format!("for consul did not start: {why}")).await
+                }
             },
         }
     }

@@ -207,6 +207,17 @@ impl Tally {
         (sums, longest)
     }
 
+    /// How many calls of `method` have failed in the act being played.
+    pub(crate) fn failed_now(&self, method: Method) -> u64 {
+        let act = self.act();
+        let failed = self.calls.iter().filter(|call| {
+            call.act == act
+                && call.method == method
+                && call.end.as_ref().is_some_and(|end| end.result.is_err())
+        });
+        failed.count() as u64
+    }
+
     fn since(&self, since: Instant) -> impl Iterator<Item = &Call> {
         self.calls.iter().filter(move |call| call.began >= since)
     }
