@@ -1,5 +1,7 @@
 //! The modules' rules, held to by reading the sources: who may name whom.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
 use std::{
     fs,
     path::{Path, PathBuf},

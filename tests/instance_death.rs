@@ -1,5 +1,7 @@
 //! The bound instance dies, drains or freezes under running calls.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
 mod common;
 
 use common::{Backend, Callers, Method, Tally, client, consul, register, until_bound_to};

@@ -1,5 +1,7 @@
 //! Instances come, go, drain and return.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
 mod common;
 
 use std::time::Duration;

@@ -8,13 +8,11 @@
 
 use std::{
     future::{Future, poll_fn},
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     task::Poll,
-    time::Duration,
 };
 
 use http::{HeaderName, HeaderValue, Request, Response, request};
@@ -22,10 +20,11 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until, timeout_at},
 };
-use tonic::{Code, Status, body::Body, transport};
-use tower::Service;
+use tonic::{Code, Status, body::Body};
 
 use super::{
+    answer::Answer,
+    attempt::{Ended, Failure, attempt},
     balance::Picker,
     binding::Binding,
     deadline::Deadline,
@@ -45,13 +44,6 @@ use crate::Instance;
 
 /// gRFC A6: how many attempts came before this one.
 const PREVIOUS_ATTEMPTS: HeaderName = HeaderName::from_static("grpc-previous-rpc-attempts");
-
-/// After so long a wait a call starts to listen for its instance being given
-/// up. Nearly all calls are over by then and are spared the registration.
-const LISTEN_AFTER: Duration = Duration::from_millis(50);
-
-/// The longest time between two suspicions of one long call.
-const LONGEST_PATIENCE: Duration = Duration::from_secs(5);
 
 /// In a response's extensions: who served the call.
 #[derive(Clone, Debug)]
@@ -80,18 +72,24 @@ pub(crate) struct CallShared {
 pub(crate) struct CallContext {
     shared: Arc<CallShared>,
     uri: http::Uri,
-}
-
-/// How one attempt ended.
-enum Ended {
-    Response(Response<Body>),
-    Failed(transport::Error),
-    /// The instance was given up while the call waited for it.
-    Abandoned,
-    DeadlinePassed,
+    /// The method may be repeated.
+    safe: bool,
+    /// Its answer is known to be a single message.
+    unary: bool,
 }
 
 impl CallContext {
+    fn new(shared: Arc<CallShared>, uri: http::Uri) -> Self {
+        let safe = shared.methods.is_safe(uri.path());
+        let unary = shared.methods.has_unary_response(uri.path());
+        Self { shared, uri, safe, unary }
+    }
+
+    /// How much of an answer is taken in before it is handed over.
+    fn whole(&self) -> Option<usize> {
+        (self.safe && self.unary).then_some(self.shared.options.replay_limit)
+    }
+
     pub(crate) fn failures_to_eject(&self) -> u32 {
         self.shared.options.failures_to_eject
     }
@@ -165,62 +163,18 @@ impl CallContext {
         }
     }
 
-    /// Sends one attempt and waits for its response's headers.
-    async fn attempt(&self, endpoint: &Arc<Endpoint>, request: Request<Body>, deadline: Instant) -> Ended {
-        let link = endpoint.link();
-        // A clone, polled and called: a channel that was not polled itself panics.
-        let mut channel = endpoint.channel().clone();
-        let mut send = pin!(async move {
-            poll_fn(|cx| channel.poll_ready(cx)).await?;
-            channel.call(request).await
-        });
-        let started = Instant::now();
-        let mut patience = self.shared.options.suspect_after;
-        let mut window = started;
-        let mut listening = false;
-        let mut timer = pin!(sleep_until(deadline.min(started + LISTEN_AFTER.min(patience))));
-        loop {
-            tokio::select! {
-                biased;
-                result = &mut send => {
-                    return match result {
-                        Ok(response) => Ended::Response(response),
-                        Err(error) => Ended::Failed(error),
-                    };
-                }
-                () = link.abandoned().cancelled(), if listening => return Ended::Abandoned,
-                () = &mut timer => {
-                    let now = Instant::now();
-                    if now >= deadline {
-                        return Ended::DeadlinePassed;
-                    }
-                    listening = true;
-                    if now >= window + patience {
-                        if !link.heard_since(window) {
-                            endpoint.suspect();
-                            patience = (patience * 2).min(LONGEST_PATIENCE);
-                        }
-                        window = now;
-                    }
-                    timer.as_mut().reset(deadline.min(window + patience));
-                }
-            }
-        }
-    }
-
-    /// Looks at a response's headers: `Err` when the call is to be sent again.
-    fn judge_response(
+    /// Looks at an answer: false when the call is to be sent again.
+    fn judge_answer(
         &self,
-        response: &Response<Body>,
+        answer: &Answer,
         endpoint: &Endpoint,
-        safe: bool,
         replayable: bool,
         tries: &mut Tries,
-    ) -> Result<(), ()> {
-        // Without a status here the response has begun, and ends in its trailers.
-        let Some(status) = outcome::status_in_headers(response) else {
+    ) -> bool {
+        // Without a status yet the response has begun, and ends in its trailers.
+        let Some(status) = answer.status() else {
             endpoint.link().heard_now();
-            return Ok(());
+            return true;
         };
         let code = status.code();
         if outcome::counts_against(code) {
@@ -229,45 +183,41 @@ impl CallContext {
             endpoint.link().succeeded();
         }
         if code == Code::Ok {
-            return Ok(());
+            return true;
         }
         let resend = outcome::worth_resending(code)
-            && self.shared.retry.may_resend(Proof::MayHaveRun, safe, replayable, tries);
+            && self.shared.retry.may_resend(Proof::MayHaveRun, self.safe, replayable, tries);
         self.failed(Some(endpoint.instance()), tries.made, &status, resend);
-        if resend { Err(()) } else { Ok(()) }
+        !resend
     }
 
-    /// Judges an attempt that got no response: the error for the caller, or
+    /// Judges an attempt that got no answer: the error for the caller, or
     /// `None` when the call is to be sent again.
     fn judge_failure(
         &self,
-        error: transport::Error,
+        failure: Failure,
         endpoint: &Endpoint,
-        safe: bool,
         replayable: bool,
         tries: &mut Tries,
     ) -> Option<CallError> {
-        let verdict = outcome::judge(&error);
+        let Failure { verdict, cut, error } = failure;
         match verdict.lost {
             Some(cause) => endpoint.link().lose(cause),
             None if verdict.timed_out => {}
             None => endpoint.link().failed(self.failures_to_eject()),
         }
         let resend =
-            !verdict.timed_out && self.shared.retry.may_resend(verdict.proof, safe, replayable, tries);
+            !verdict.timed_out && self.shared.retry.may_resend(verdict.proof, self.safe, replayable, tries);
         let kind = match verdict.proof {
             _ if verdict.timed_out => CallErrorKind::DeadlineExceeded,
+            _ if cut => CallErrorKind::ResponseCut,
             Proof::NeverSent => CallErrorKind::NeverSent,
             Proof::Refused => CallErrorKind::Refused,
             Proof::MayHaveRun if verdict.lost.is_none() => CallErrorKind::StreamReset,
             Proof::MayHaveRun => CallErrorKind::ConnectionLost,
         };
-        self.resend_or(
-            resend,
-            CallError::new(kind, Some(endpoint.instance().clone()), tries.made)
-                .after(tries)
-                .caused_by(Arc::new(error)),
-        )
+        let instance = Some(endpoint.instance().clone());
+        self.resend_or(resend, CallError::new(kind, instance, tries.made).after(tries).caused_by(error))
     }
 
     /// Tells the hook, and gives the error back unless the call is sent again.
@@ -292,9 +242,7 @@ pub(crate) async fn run(
         Poll::Ready(ReplayBody::capture(body, limit, cx))
     })
     .await;
-    let safe = shared.methods.is_safe(head.uri.path());
-    let unary = shared.methods.has_unary_response(head.uri.path());
-    let context = Arc::new(CallContext { shared, uri: head.uri.clone() });
+    let context = Arc::new(CallContext::new(shared, head.uri.clone()));
 
     let mut tries = Tries::default();
     let mut wait_limit = None;
@@ -311,26 +259,21 @@ pub(crate) async fn run(
         tries.on.push(endpoint.serial());
         let attempt_body = body.attempt().expect("a body that is gone is not resent");
         let request = assemble(&head, attempt_body, &tries, &deadline);
-        let ended = context.attempt(&endpoint, request, deadline.at()).await;
+        let suspect_after = context.shared.options.suspect_after;
+        let ended = attempt(&endpoint, request, context.whole(), suspect_after, deadline.at()).await;
         let replayable = body.is_replayable();
         let error = match ended {
-            Ended::Response(response) => {
-                match context.judge_response(&response, &endpoint, safe, replayable, &mut tries) {
-                    Ok(()) => {
-                        return Ok(hand_over(
-                            response,
-                            context,
-                            endpoint,
-                            tries.made,
-                            deadline.of_body(unary),
-                        ));
-                    }
-                    Err(()) => None,
+            Ended::Answered(answer) => {
+                if context.judge_answer(&answer, &endpoint, replayable, &mut tries) {
+                    let until = deadline.of_body(context.unary);
+                    return Ok(hand_over(answer, context, endpoint, tries.made, until));
                 }
+                None
             }
-            Ended::Failed(error) => context.judge_failure(error, &endpoint, safe, replayable, &mut tries),
+            Ended::Failed(failure) => context.judge_failure(failure, &endpoint, replayable, &mut tries),
             Ended::Abandoned => {
-                let resend = context.shared.retry.may_resend(Proof::MayHaveRun, safe, replayable, &mut tries);
+                let resend =
+                    context.shared.retry.may_resend(Proof::MayHaveRun, context.safe, replayable, &mut tries);
                 let instance = Some(endpoint.instance().clone());
                 context.resend_or(resend, CallError::new(CallErrorKind::Unresponsive, instance, tries.made))
             }
@@ -371,15 +314,22 @@ fn assemble(head: &request::Parts, body: Body, tries: &Tries, deadline: &Deadlin
 }
 
 fn hand_over(
-    response: Response<Body>,
+    answer: Answer,
     context: Arc<CallContext>,
     endpoint: Arc<Endpoint>,
     attempts: u32,
     deadline: Option<Instant>,
 ) -> Response<Body> {
     let served = Served { instance: endpoint.instance().clone(), attempts };
-    let mut response =
-        response.map(|body| Body::new(WatchedBody::new(body, context, endpoint, attempts, deadline)));
+    let mut response = match answer {
+        Answer::Whole(response) => response.map(Body::new),
+        Answer::Begun(response) => {
+            let has_status = outcome::status_in_headers(&response).is_some();
+            response.map(|body| {
+                Body::new(WatchedBody::new(body, has_status, context, endpoint, attempts, deadline))
+            })
+        }
+    };
     response.extensions_mut().insert(served);
     response
 }

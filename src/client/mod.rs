@@ -14,6 +14,8 @@
 //!
 //! Start at [`ConsulService`]; [`GrpcClient::channel`] is what generated clients take.
 
+mod answer;
+mod attempt;
 mod balance;
 mod binding;
 mod builder;

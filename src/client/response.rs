@@ -17,6 +17,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Code, Status, body::Body};
 
 use super::{
+    answer::NoEnd,
     call::CallContext,
     endpoint::Endpoint,
     error::{CallError, CallErrorKind},
@@ -29,6 +30,8 @@ pub(crate) struct WatchedBody {
     context: Arc<CallContext>,
     endpoint: Arc<Endpoint>,
     attempts: u32,
+    /// The headers told the status: no trailers need follow.
+    has_status: bool,
     ended: bool,
     // Timer and cancellation are made at the first wait: most bodies are there at once.
     deadline: Option<Instant>,
@@ -39,12 +42,23 @@ pub(crate) struct WatchedBody {
 impl WatchedBody {
     pub(crate) fn new(
         inner: Body,
+        has_status: bool,
         context: Arc<CallContext>,
         endpoint: Arc<Endpoint>,
         attempts: u32,
         deadline: Option<Instant>,
     ) -> Self {
-        Self { inner, context, endpoint, attempts, ended: false, deadline, timer: None, abandoned: None }
+        Self {
+            inner,
+            context,
+            endpoint,
+            attempts,
+            has_status,
+            ended: false,
+            deadline,
+            timer: None,
+            abandoned: None,
+        }
     }
 
     fn trailers(&mut self, trailers: &HeaderMap) {
@@ -119,9 +133,14 @@ impl HttpBody for WatchedBody {
                 let error = self.fail(CallErrorKind::ResponseCut).caused_by(Arc::new(status));
                 self.end(error)
             }
-            Poll::Ready(None) => {
+            Poll::Ready(None) if self.has_status => {
                 self.ended = true;
                 Poll::Ready(None)
+            }
+            // hyper takes a stream that was reset with NO_ERROR for one that ended well.
+            Poll::Ready(None) => {
+                let error = self.fail(CallErrorKind::ResponseCut).caused_by(Arc::new(NoEnd));
+                self.end(error)
             }
             Poll::Pending => {
                 let kind = ready!(self.poll_bounds(cx));

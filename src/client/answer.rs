@@ -1,0 +1,185 @@
+//! A response as an attempt brings it: begun, or whole.
+//!
+//! A unary answer to a safe call is taken in whole before any of it reaches the
+//! caller. Its frames come together nearly always, and are passed on as they are;
+//! but where the connection dies between them, the call can still be sent again.
+//! Every other response is handed over as soon as it has begun, and is then
+//! never repeated.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use http_body::{Body as HttpBody, Frame};
+use http_body_util::BodyExt;
+use tonic::{Status, body::Body};
+
+use super::outcome;
+
+/// What came of an attempt that was answered.
+pub(crate) enum Answer {
+    /// The headers are here; the body goes on.
+    Begun(Response<Body>),
+    /// All of it is here.
+    Whole(Response<Received>),
+}
+
+/// Frames that have arrived, to be passed on.
+pub(crate) struct Received {
+    frames: VecDeque<Bytes>,
+    trailers: Option<HeaderMap>,
+}
+
+impl Answer {
+    /// Takes the response in, up to `limit` bytes; what is longer goes on as it
+    /// has begun.
+    ///
+    /// # Errors
+    /// The body's own, and [`NoEnd`] where it stops without trailers.
+    pub(crate) async fn whole(
+        response: Response<Body>,
+        limit: usize,
+    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        let (head, mut body) = response.into_parts();
+        let mut received = Received { frames: VecDeque::new(), trailers: None };
+        let mut size = 0;
+        while let Some(frame) = body.frame().await {
+            match frame?.into_data() {
+                Ok(data) => {
+                    size += data.len();
+                    received.frames.push_back(data);
+                    if size > limit {
+                        let body = Body::new(Rejoined { frames: received.frames, rest: body });
+                        return Ok(Self::Begun(Response::from_parts(head, body)));
+                    }
+                }
+                Err(frame) => received.trailers = frame.into_trailers().ok(),
+            }
+        }
+        let response = Response::from_parts(head, received);
+        if response.body().trailers.is_none() && outcome::status_in_headers(&response).is_none() {
+            return Err(NoEnd.into());
+        }
+        Ok(Self::Whole(response))
+    }
+
+    /// The call's status, as far as it is known.
+    pub(crate) fn status(&self) -> Option<Status> {
+        match self {
+            Self::Begun(response) => outcome::status_in_headers(response),
+            Self::Whole(response) => {
+                let trailers = response.body().trailers.as_ref();
+                trailers.and_then(Status::from_header_map).or_else(|| outcome::status_in_headers(response))
+            }
+        }
+    }
+}
+
+/// The response stopped without saying how the call ended.
+#[derive(Debug, thiserror::Error)]
+#[error("the response ended without trailers")]
+pub(crate) struct NoEnd;
+
+impl HttpBody for Received {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let data = self.frames.pop_front().map(Frame::data);
+        Poll::Ready(data.or_else(|| self.trailers.take().map(Frame::trailers)).map(Ok))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.frames.is_empty() && self.trailers.is_none()
+    }
+}
+
+/// Frames that were taken in, and the rest of the body behind them.
+struct Rejoined {
+    frames: VecDeque<Bytes>,
+    rest: Body,
+}
+
+impl HttpBody for Rejoined {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        match self.frames.pop_front() {
+            Some(data) => Poll::Ready(Some(Ok(Frame::data(data)))),
+            None => Pin::new(&mut self.rest).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.frames.is_empty() && self.rest.is_end_stream()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::StreamBody;
+    use tonic::Code;
+
+    use super::*;
+
+    fn response(frames: Vec<Result<Frame<Bytes>, Status>>) -> Response<Body> {
+        Response::new(Body::new(StreamBody::new(tokio_stream::iter(frames))))
+    }
+
+    fn data(text: &'static str) -> Result<Frame<Bytes>, Status> {
+        Ok(Frame::data(Bytes::from_static(text.as_bytes())))
+    }
+
+    fn trailers(code: &'static str) -> Result<Frame<Bytes>, Status> {
+        let mut trailers = HeaderMap::new();
+        trailers.insert("grpc-status", code.parse().unwrap());
+        Ok(Frame::trailers(trailers))
+    }
+
+    #[tokio::test]
+    async fn a_whole_answer_is_passed_on_as_it_came() {
+        let answer =
+            Answer::whole(response(vec![data("one"), data("two"), trailers("0")]), 100).await.unwrap();
+        assert_eq!(answer.status().map(|s| s.code()), Some(Code::Ok));
+        let Answer::Whole(response) = answer else { panic!("whole") };
+        let collected = response.into_body().collect().await.unwrap();
+        assert_eq!(collected.trailers().unwrap()["grpc-status"], "0");
+        assert_eq!(collected.to_bytes(), "onetwo");
+    }
+
+    #[tokio::test]
+    async fn one_that_stops_in_the_middle_is_an_error() {
+        let cut = Answer::whole(response(vec![data("one"), Err(Status::unknown("cut"))]), 100).await;
+        assert_eq!(cut.err().expect("cut").to_string(), Status::unknown("cut").to_string());
+        let silent = Answer::whole(response(vec![data("one")]), 100).await;
+        assert!(silent.err().expect("no end").is::<NoEnd>());
+    }
+
+    #[tokio::test]
+    async fn a_long_one_goes_on_as_it_has_begun() {
+        let frames = vec![data("12345"), data("67890"), data("abc"), trailers("0")];
+        let answer = Answer::whole(response(frames), 7).await.unwrap();
+        assert!(answer.status().is_none());
+        let Answer::Begun(response) = answer else { panic!("begun") };
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "1234567890abc");
+    }
+
+    #[tokio::test]
+    async fn a_status_in_the_headers_is_the_end() {
+        let mut response = response(vec![]);
+        response.headers_mut().insert("grpc-status", "5".parse().unwrap());
+        let answer = Answer::whole(response, 100).await.unwrap();
+        assert_eq!(answer.status().map(|s| s.code()), Some(Code::NotFound));
+    }
+}

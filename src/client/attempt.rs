@@ -1,0 +1,117 @@
+//! One attempt: a request on one connection, until its answer or until there is
+//! no more use in waiting.
+
+use std::{error::Error, future::poll_fn, pin::pin, sync::Arc, time::Duration};
+
+use http::Request;
+use tokio::time::{Instant, sleep_until};
+use tonic::body::Body;
+use tower::Service;
+
+use super::{
+    answer::Answer,
+    endpoint::Endpoint,
+    outcome::{self, Proof, Verdict},
+};
+
+/// After so long a wait a call starts to listen for its instance being given
+/// up. Nearly all calls are over by then and are spared the registration.
+const LISTEN_AFTER: Duration = Duration::from_millis(50);
+
+/// The longest time between two suspicions of one long call.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How an attempt ended.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the common one is the large one, and a box is an allocation a call"
+)]
+pub(crate) enum Ended {
+    Answered(Answer),
+    /// No answer, or only part of one.
+    Failed(Failure),
+    /// The instance was given up while the call waited for it.
+    Abandoned,
+    DeadlinePassed,
+}
+
+/// An attempt without a (whole) answer.
+pub(crate) struct Failure {
+    pub(crate) verdict: Verdict,
+    /// The response had begun.
+    pub(crate) cut: bool,
+    pub(crate) error: Arc<dyn Error + Send + Sync>,
+}
+
+impl Failure {
+    /// Before the response's headers: the error may prove that nothing ran.
+    fn unanswered(error: impl Error + Send + Sync + 'static) -> Self {
+        Self { verdict: outcome::judge(&error), cut: false, error: Arc::new(error) }
+    }
+
+    /// After them nothing does, not even a refusal.
+    fn cut(error: Box<dyn Error + Send + Sync>) -> Self {
+        let verdict = Verdict { proof: Proof::MayHaveRun, ..outcome::judge(&*error) };
+        Self { verdict, cut: true, error: error.into() }
+    }
+}
+
+/// Sends `request` on `endpoint` and waits for its answer: for all of it, up to
+/// `whole` bytes, where that is given, else for its headers. Says so when it has
+/// waited for longer than `suspect_after` without a word from the instance.
+///
+/// Dropping the future cancels the request, here and on the server.
+pub(crate) async fn attempt(
+    endpoint: &Arc<Endpoint>,
+    request: Request<Body>,
+    whole: Option<usize>,
+    suspect_after: Duration,
+    deadline: Instant,
+) -> Ended {
+    let link = endpoint.link();
+    // A clone, polled and called: a channel that was not polled itself panics.
+    let mut channel = endpoint.channel().clone();
+    let mut send = pin!(async move {
+        let sent = async {
+            poll_fn(|cx| channel.poll_ready(cx)).await?;
+            channel.call(request).await
+        };
+        let response = sent.await.map_err(Failure::unanswered)?;
+        match whole {
+            Some(limit) => Answer::whole(response, limit).await.map_err(Failure::cut),
+            None => Ok(Answer::Begun(response)),
+        }
+    });
+    let started = Instant::now();
+    let mut patience = suspect_after;
+    let mut window = started;
+    let mut listening = false;
+    let mut timer = pin!(sleep_until(deadline.min(started + LISTEN_AFTER.min(patience))));
+    loop {
+        tokio::select! {
+            biased;
+            result = &mut send => {
+                return match result {
+                    Ok(answer) => Ended::Answered(answer),
+                    Err(failure) => Ended::Failed(failure),
+                };
+            }
+            () = link.abandoned().cancelled(), if listening => return Ended::Abandoned,
+            () = &mut timer => {
+                let now = Instant::now();
+                if now >= deadline {
+                    return Ended::DeadlinePassed;
+                }
+                listening = true;
+                if now >= window + patience {
+                    if !link.heard_since(window) {
+                        endpoint.suspect();
+                        patience = (patience * 2).min(LONGEST_PATIENCE);
+                    }
+                    window = now;
+                }
+                timer.as_mut().reset(deadline.min(window + patience));
+            }
+        }
+    }
+}
