@@ -380,6 +380,7 @@ impl Worker {
             generation: binding.generation(),
             bound,
             datacenters,
+            closed: false,
         }
     }
 

@@ -138,9 +138,11 @@ impl Publisher {
         self.status.send_replace(status);
     }
 
-    /// The end: subscribers see an empty binding, then a closed channel.
+    /// The end: subscribers see an empty binding, then a closed channel, and the
+    /// status says so.
     pub(crate) fn close(&mut self) {
-        let generation = self.current().generation() + 1;
+        let (generation, service) = (self.current().generation() + 1, self.service());
+        self.status(ServiceStatus { service, generation, closed: true, ..ServiceStatus::default() });
         self.binding.send_replace(Binding::new(generation, Vec::new()));
     }
 }
