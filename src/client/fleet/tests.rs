@@ -43,6 +43,18 @@ impl Bench {
         self.fleet.hear(tier, word, Some(&Snapshot { instances }))
     }
 
+    /// As `list`, with these in the state of warning.
+    fn list_warning(&mut self, names: &[&str], warning: &[&str]) {
+        let instance = |name: &&str| {
+            let mut instance = Instance::new(*name, name, 1, "dc1");
+            instance.warning = warning.contains(name);
+            Arc::new(instance)
+        };
+        let instances = names.iter().map(instance).collect();
+        let word = Word { answered: true, ..Word::default() };
+        self.fleet.hear(0, word, Some(&Snapshot { instances }));
+    }
+
     fn plan(&mut self) -> Plan<Conn> {
         self.fleet.plan(self.now)
     }
@@ -106,6 +118,32 @@ async fn pick_first_connects_one_and_a_spare_and_no_more() {
     let mut bench = Bench::new(settings(), 0);
     bench.list(0, &["a", "b", "c"]);
     let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["a", "b"]);
+}
+
+#[tokio::test]
+async fn what_passes_is_connected_and_preferred_to_what_warns() {
+    let mut bench = Bench::new(Settings { spares: 0, ..settings() }, 0);
+    bench.list(0, &["a", "b"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["a"]);
+    bench.list_warning(&["a", "b"], &["a"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["b"]);
+    // Among equals the one in use stays.
+    bench.list_warning(&["a", "b"], &["a", "b"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["b"]);
+}
+
+#[tokio::test]
+async fn round_robin_leaves_out_what_warns_while_another_passes() {
+    let mut bench = Bench::new(Settings { policy: Policy::RoundRobin, ..settings() }, 0);
+    bench.list_warning(&["a", "b", "c"], &["a", "b"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["c"]);
+    bench.lose("c");
+    let plan = bench.settle(&["c"]);
     assert_eq!(bench.bound(&plan), ["a", "b"]);
 }
 
