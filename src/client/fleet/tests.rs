@@ -30,7 +30,7 @@ impl Bench {
     fn new(settings: Settings, others: usize) -> Self {
         let now = Instant::now();
         let mut fleet = Fleet::new(settings, now);
-        fleet.set_others(others);
+        fleet.set_others(&vec![None; others]);
         Self { fleet, now, conns: 0 }
     }
 
@@ -369,4 +369,39 @@ async fn a_late_answer_to_a_given_up_attempt_is_handed_back() {
     let dial = bench.plan().dial.remove(0);
     bench.list(0, &["b"]);
     assert_eq!(bench.fleet.connected(&dial.key, dial.attempt, 1, bench.now), Err(1));
+}
+
+#[tokio::test]
+async fn what_is_known_of_a_datacenter_moves_with_it() {
+    let mut bench = Bench::new(settings(), 2);
+    bench.list(0, &[]);
+    bench.settle(&[]);
+    bench.list(1, &["b"]);
+    bench.list(2, &["c"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["b"]);
+    let b = bench.conn("b");
+    // A new one comes in between, which has not been heard yet.
+    assert_eq!(bench.fleet.set_others(&[None, Some(1), Some(2)]), Vec::<Conn>::new());
+    assert_eq!((bench.fleet.bound_tier(), bench.fleet.len()), (Some(2), 4));
+    let plan = bench.settle(&[]);
+    assert_eq!((plan.bound.expect("it stays").endpoints, plan.retire), (vec![b], Vec::new()));
+    // One that is no more gives its connections up.
+    assert_eq!(bench.fleet.set_others(&[Some(3)]), [b]);
+    assert_eq!(bench.fleet.bound_tier(), None);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["c"]);
+}
+
+#[tokio::test]
+async fn an_attempt_under_way_ends_well_though_its_datacenter_has_moved() {
+    let mut bench = Bench::new(settings(), 2);
+    bench.list(0, &[]);
+    bench.settle(&[]);
+    bench.list(2, &["c"]);
+    let Dial { key, attempt } = bench.plan().dial.remove(0);
+    bench.fleet.set_others(&[Some(2), Some(1)]);
+    assert_eq!(bench.fleet.connected(&key, attempt, 1, bench.now), Ok(false));
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["c"]);
 }
