@@ -508,31 +508,40 @@ async fn dropped_under_a_running_call_and_an_open_stream_it_leaves_nothing() {
     .await;
 }
 
+/// A `Get` whose future alone is left: the channel goes into it.
+async fn headers_of_a_get(channel: tonic_failover::client::FailoverChannel) -> Result<(), CallError> {
+    let request = http::Request::post("http://counter/counter.v1.Counter/Get")
+        .header("content-type", "application/grpc")
+        .body(tonic::body::Body::new(http_body_util::Full::from(vec![0_u8; 5])))
+        .unwrap();
+    let response = channel.oneshot(request).await?;
+    assert!(response.headers().get("grpc-status").is_none(), "{response:?}");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_outlives_every_handle_is_finished() {
     let agent = Agent::start("dc1").await.unwrap();
     let backend = Backend::start_with("a", 0, common::NOWHERE, &["--work", "500ms"]).await;
-    register(agent.registry(), "counter", "a", backend.port).await;
-    let (alone, url) = (Alone::new(), agent.url());
-    let answer = alone
-        .run(async move {
+    // The first is made before there is an instance, the second when it is connected.
+    for made_before in [true, false] {
+        let (alone, url) = (Alone::new(), agent.url());
+        let running = alone.spawn(async move {
             let client = service_at(url)().grpc_client("counter").unwrap();
-            client.ready().await.unwrap();
+            if !made_before {
+                client.ready().await.unwrap();
+            }
             let channel = client.channel();
             drop(client);
-            // The future alone is left; the channel went into it.
-            let request = http::Request::post("http://counter/counter.v1.Counter/Get")
-                .header("content-type", "application/grpc")
-                .body(tonic::body::Body::new(http_body_util::Full::from(vec![0_u8; 5])))
-                .unwrap();
-            let response = channel.oneshot(request).await.unwrap();
-            response.headers().get("grpc-status").is_none()
-        })
-        .await;
-    assert!(answer, "headers without an error");
-    alone.until_empty("the call is over").await;
-    until_connections(backend.port, 0, "the call is over").await;
-    agent.wait_for(|it| it.connections == 0).await.unwrap();
+            headers_of_a_get(channel).await
+        });
+        agent.wait_for(|it| it.blocked == 1).await.unwrap();
+        register(agent.registry(), "counter", "a", backend.port).await;
+        running.await.unwrap().unwrap();
+        alone.until_empty("the call is over").await;
+        until_connections(backend.port, 0, "the call is over").await;
+        agent.wait_for(|it| it.connections == 0).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
