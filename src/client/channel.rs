@@ -24,17 +24,18 @@ use super::{
 /// is found wait for it, within their deadline. A call is a future like any
 /// other: dropping it cancels the call.
 ///
-/// It keeps its service running: discovery ends when the last channel,
-/// [`GrpcClient`](super::GrpcClient) and [`ConsulService`](super::ConsulService) are gone.
+/// It keeps its service running, and so does a call until its response begins:
+/// discovery ends when the last channel, [`GrpcClient`](super::GrpcClient) and
+/// [`ConsulService`](super::ConsulService) are gone.
 #[derive(Clone)]
 pub struct FailoverChannel {
     shared: Arc<CallShared>,
-    _lifetime: Arc<Lifetime>,
+    lifetime: Arc<Lifetime>,
 }
 
 impl FailoverChannel {
     pub(crate) fn new(shared: Arc<CallShared>, lifetime: Arc<Lifetime>) -> Self {
-        Self { shared, _lifetime: lifetime }
+        Self { shared, lifetime }
     }
 }
 
@@ -48,7 +49,14 @@ impl Service<Request<Body>> for FailoverChannel {
     }
 
     fn call(&mut self, request: Request<Body>) -> CallFuture {
-        Box::pin(call::run(self.shared.clone(), request))
+        let (call, lifetime) = (call::run(self.shared.clone(), request), self.lifetime.clone());
+        // Whoever keeps the future alone still gets an answer: it may wait for the
+        // first instance, or be sent again.
+        Box::pin(async move {
+            let result = call.await;
+            drop(lifetime);
+            result
+        })
     }
 }
 

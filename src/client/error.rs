@@ -90,14 +90,19 @@ pub enum UpdateError {
     Closed,
 }
 
-/// Nothing became usable in the time given to [`ready`](super::GrpcClient::ready).
+/// Nothing became usable in the time given to [`ready`](super::GrpcClient::ready),
+/// or nothing will, because the service has been shut down.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{} is not ready after {waited:?}: {}", status.service, status.reason().unwrap_or_default())]
+#[error("{} is not ready{}: {}", status.service, after(*waited), status.reason().unwrap_or_default())]
 pub struct NotReady {
-    /// How long was waited.
+    /// How long was waited; nothing where there was nothing to wait for.
     pub waited: Duration,
     /// The state of things at the end of it.
     pub status: Box<ServiceStatus>,
+}
+
+fn after(waited: Duration) -> String {
+    if waited.is_zero() { String::new() } else { format!(" after {waited:?}") }
 }
 
 /// A call that failed on our side of the wire.

@@ -80,7 +80,9 @@ impl GrpcClient {
         let found = timeout(wait, bindings.wait_for(Binding::is_usable)).await;
         match found {
             Ok(Ok(binding)) => Ok(binding.clone()),
-            _ => Err(NotReady { waited: wait, status: Box::new(self.status()) }),
+            // Shut down: there is nothing to wait for.
+            Ok(Err(_)) => Err(NotReady { waited: Duration::ZERO, status: Box::new(self.status()) }),
+            Err(_) => Err(NotReady { waited: wait, status: Box::new(self.status()) }),
         }
     }
 

@@ -20,6 +20,8 @@ pub struct ServiceStatus {
     pub bound: Option<Arc<Instance>>,
     /// The datacenters, the own one first, then in the order of preference.
     pub datacenters: Vec<DatacenterStatus>,
+    /// Whether the service has been shut down: nothing follows any more.
+    pub closed: bool,
 }
 
 /// What is known of a service in one datacenter.
@@ -61,6 +63,9 @@ impl ServiceStatus {
     pub fn reason(&self) -> Option<String> {
         if self.is_ready() {
             return None;
+        }
+        if self.closed {
+            return Some("shut down".to_owned());
         }
         let reasons: Vec<_> =
             self.datacenters.iter().filter(|d| d.asked).map(DatacenterStatus::reason).collect();

@@ -76,18 +76,19 @@ impl<C: Clone> Fleet<C> {
         Self { settings, tiers: vec![own], bound: None, attempts: 0 }
     }
 
-    /// The number of other datacenters has become known, or has changed.
-    /// Returns the connections to those that are no more.
-    pub(crate) fn set_others(&mut self, others: usize) -> Vec<C> {
-        let mut gone = Vec::new();
-        while self.tiers.len() > others + 1 {
-            gone.extend(self.tiers.pop().map(|mut tier| tier.clear()).unwrap_or_default());
-        }
-        self.tiers.resize_with(others + 1, Tier::default);
-        if self.bound.as_ref().is_some_and(|b| b.tier >= self.tiers.len()) {
-            self.bound = None;
-        }
-        gone
+    /// The other datacenters have become known, or are others than before: for
+    /// each, its place before if it had one. What is known of those that stay is
+    /// kept. Returns the connections to those that are no more.
+    pub(crate) fn set_others(&mut self, from: &[Option<usize>]) -> Vec<C> {
+        let mut before: Vec<_> = self.tiers.drain(1..).map(Some).collect();
+        let mut take = |old: usize| before.get_mut(old.checked_sub(1)?)?.take();
+        self.tiers.extend(from.iter().map(|old| old.and_then(&mut take).unwrap_or_default()));
+        self.bound = self.bound.take().and_then(|key| {
+            let place =
+                if key.tier == 0 { 0 } else { from.iter().position(|&old| old == Some(key.tier))? + 1 };
+            Some(Key { tier: place, ..key })
+        });
+        before.into_iter().flatten().flat_map(|mut tier| tier.clear()).collect()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -146,8 +147,9 @@ impl<C: Clone> Fleet<C> {
     }
 
     fn dialling(&mut self, key: &Key, attempt: u64) -> Option<&mut Member<C>> {
-        let member = self.tiers.get_mut(key.tier)?.members.get_mut(&key.id)?;
-        matches!(member.link, Link::Dialling { attempt: current, .. } if current == attempt).then_some(member)
+        // Its datacenter may have another place by now; the attempt's number is unique.
+        let is_it = |member: &&mut Member<C>| matches!(member.link, Link::Dialling { attempt: current, .. } if current == attempt);
+        self.tiers.iter_mut().find_map(|tier| tier.members.get_mut(&key.id).filter(is_it))
     }
 
     /// The connection that `is_it` knows was lost: dialled again at once, unless

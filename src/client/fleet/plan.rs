@@ -119,23 +119,24 @@ impl<C: Clone> Fleet<C> {
         let starving = self.is_starving();
         let ranked: Vec<_> = self.tiers[tier].ranked().into_iter().cloned().collect();
         let members = &mut self.tiers[tier].members;
-        let mut under_way = 0;
+        // What warns does not stand in for what passes.
+        let (mut under_way, mut passing) = (0, 0);
         for member in members.values() {
-            match member.link {
-                Link::Ready { .. } => under_way += 1,
+            let counts = match member.link {
+                Link::Ready { .. } => true,
                 Link::Dialling { since, .. } if is_fresh(since, now) => {
-                    under_way += 1;
                     wake.at(since + HEAD_START);
+                    true
                 }
-                Link::Dialling { .. } | Link::Idle => {}
-            }
+                Link::Dialling { .. } | Link::Idle => false,
+            };
+            under_way += usize::from(counts);
+            passing += usize::from(counts && !member.instance.warning);
         }
         for id in ranked {
-            if under_way >= wanted {
-                return;
-            }
             let Some(member) = members.get_mut(&id) else { continue };
-            if !matches!(member.link, Link::Idle) {
+            let enough = if member.instance.warning { under_way } else { passing } >= wanted;
+            if enough || !matches!(member.link, Link::Idle) {
                 continue;
             }
             if let Some(until) = member.rests_until(starving).filter(|&until| until > now) {
@@ -147,6 +148,7 @@ impl<C: Clone> Fleet<C> {
             dials.push(Dial { key: Key { tier, id }, attempt: self.attempts });
             wake.at(now + HEAD_START);
             under_way += 1;
+            passing += usize::from(!member.instance.warning);
         }
     }
 
@@ -221,7 +223,8 @@ impl<C: Clone> Fleet<C> {
         self.tiers[0].is_hopeful(now) || self.tiers[0].is_pending(now)
     }
 
-    /// Keeps the preferred instance while it is ready, else takes the first in rank.
+    /// Keeps the preferred instance while it is ready, unless it warns and another
+    /// passes; else takes the first in rank.
     fn bind(&mut self, tier: Option<usize>) {
         let Some(tier) = tier else {
             // Remembered, so that a reconnection of the same one is no rebind.
@@ -230,12 +233,14 @@ impl<C: Clone> Fleet<C> {
             }
             return;
         };
-        let ready = |id: &crate::InstanceId| self.tiers[tier].members.get(id).is_some_and(|m| m.is_ready());
-        if self.bound.as_ref().is_some_and(|b| b.tier == tier && ready(&b.id)) {
+        let ready = |id: &crate::InstanceId| self.tiers[tier].members.get(id).filter(|m| m.is_ready());
+        let first = self.tiers[tier].ranked().into_iter().find(|id| ready(id).is_some());
+        let warns = |id| ready(id).is_some_and(|m| m.instance.warning);
+        let kept = self.bound.as_ref().filter(|b| b.tier == tier && ready(&b.id).is_some());
+        if kept.is_some_and(|b| !warns(&b.id) || first.is_none_or(warns)) {
             return;
         }
-        let first = self.tiers[tier].ranked().into_iter().find(|id| ready(id)).cloned();
-        self.bound = first.map(|id| Key { tier, id });
+        self.bound = first.cloned().map(|id| Key { tier, id });
     }
 
     /// Connections beyond what is wanted: surplus spares, and those to
@@ -265,6 +270,7 @@ impl<C: Clone> Fleet<C> {
         surplus.iter().filter_map(|key| self.disconnect(key)).collect()
     }
 
+    /// The ready connections. Turns are taken by those that pass, as long as one does.
     fn endpoints(&self, tier: usize) -> Vec<C> {
         let members = &self.tiers[tier].members;
         let mut ready: Vec<_> = members
@@ -276,6 +282,11 @@ impl<C: Clone> Fleet<C> {
             .collect();
         let preferred = self.bound.as_ref().map(|b| &b.id);
         ready.sort_by_key(|(id, rank, _)| (Some(*id) != preferred, *rank));
+        let passing = ready.iter().filter(|(_, (warns, _), _)| !warns).count();
+        if self.settings.policy == Policy::RoundRobin && passing > 0 {
+            // The preferred one passes then, so these come first.
+            ready.truncate(passing);
+        }
         ready.into_iter().map(|(_, _, conn)| conn.clone()).collect()
     }
 }

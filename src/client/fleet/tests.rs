@@ -30,7 +30,7 @@ impl Bench {
     fn new(settings: Settings, others: usize) -> Self {
         let now = Instant::now();
         let mut fleet = Fleet::new(settings, now);
-        fleet.set_others(others);
+        fleet.set_others(&vec![None; others]);
         Self { fleet, now, conns: 0 }
     }
 
@@ -41,6 +41,18 @@ impl Bench {
             .collect();
         let word = Word { answered: true, ..Word::default() };
         self.fleet.hear(tier, word, Some(&Snapshot { instances }))
+    }
+
+    /// As `list`, with these in the state of warning.
+    fn list_warning(&mut self, names: &[&str], warning: &[&str]) {
+        let instance = |name: &&str| {
+            let mut instance = Instance::new(*name, name, 1, "dc1");
+            instance.warning = warning.contains(name);
+            Arc::new(instance)
+        };
+        let instances = names.iter().map(instance).collect();
+        let word = Word { answered: true, ..Word::default() };
+        self.fleet.hear(0, word, Some(&Snapshot { instances }));
     }
 
     fn plan(&mut self) -> Plan<Conn> {
@@ -106,6 +118,32 @@ async fn pick_first_connects_one_and_a_spare_and_no_more() {
     let mut bench = Bench::new(settings(), 0);
     bench.list(0, &["a", "b", "c"]);
     let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["a", "b"]);
+}
+
+#[tokio::test]
+async fn what_passes_is_connected_and_preferred_to_what_warns() {
+    let mut bench = Bench::new(Settings { spares: 0, ..settings() }, 0);
+    bench.list(0, &["a", "b"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["a"]);
+    bench.list_warning(&["a", "b"], &["a"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["b"]);
+    // Among equals the one in use stays.
+    bench.list_warning(&["a", "b"], &["a", "b"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["b"]);
+}
+
+#[tokio::test]
+async fn round_robin_leaves_out_what_warns_while_another_passes() {
+    let mut bench = Bench::new(Settings { policy: Policy::RoundRobin, ..settings() }, 0);
+    bench.list_warning(&["a", "b", "c"], &["a", "b"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["c"]);
+    bench.lose("c");
+    let plan = bench.settle(&["c"]);
     assert_eq!(bench.bound(&plan), ["a", "b"]);
 }
 
@@ -331,4 +369,39 @@ async fn a_late_answer_to_a_given_up_attempt_is_handed_back() {
     let dial = bench.plan().dial.remove(0);
     bench.list(0, &["b"]);
     assert_eq!(bench.fleet.connected(&dial.key, dial.attempt, 1, bench.now), Err(1));
+}
+
+#[tokio::test]
+async fn what_is_known_of_a_datacenter_moves_with_it() {
+    let mut bench = Bench::new(settings(), 2);
+    bench.list(0, &[]);
+    bench.settle(&[]);
+    bench.list(1, &["b"]);
+    bench.list(2, &["c"]);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["b"]);
+    let b = bench.conn("b");
+    // A new one comes in between, which has not been heard yet.
+    assert_eq!(bench.fleet.set_others(&[None, Some(1), Some(2)]), Vec::<Conn>::new());
+    assert_eq!((bench.fleet.bound_tier(), bench.fleet.len()), (Some(2), 4));
+    let plan = bench.settle(&[]);
+    assert_eq!((plan.bound.expect("it stays").endpoints, plan.retire), (vec![b], Vec::new()));
+    // One that is no more gives its connections up.
+    assert_eq!(bench.fleet.set_others(&[Some(3)]), [b]);
+    assert_eq!(bench.fleet.bound_tier(), None);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["c"]);
+}
+
+#[tokio::test]
+async fn an_attempt_under_way_ends_well_though_its_datacenter_has_moved() {
+    let mut bench = Bench::new(settings(), 2);
+    bench.list(0, &[]);
+    bench.settle(&[]);
+    bench.list(2, &["c"]);
+    let Dial { key, attempt } = bench.plan().dial.remove(0);
+    bench.fleet.set_others(&[Some(2), Some(1)]);
+    assert_eq!(bench.fleet.connected(&key, attempt, 1, bench.now), Ok(false));
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["c"]);
 }

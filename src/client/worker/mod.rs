@@ -92,7 +92,7 @@ pub(crate) struct Parts {
 impl Worker {
     pub(crate) fn new(parts: Parts) -> Self {
         let mut fleet = Fleet::new(parts.settings, Instant::now());
-        fleet.set_others(parts.sources.len() - 1);
+        fleet.set_others(&vec![None; parts.sources.len() - 1]);
         Self {
             options: parts.options,
             connector: parts.connector,
@@ -352,11 +352,10 @@ impl Worker {
     }
 
     fn on_listed(&mut self, list: Result<Vec<String>, RegistryError>) {
-        if let Some(others) = self.sources.set_list(list, Instant::now()) {
-            for tier in 1..self.fleet.len() {
-                self.fleet.unasked(tier).iter().for_each(|endpoint| endpoint.link().retire());
-            }
-            self.fleet.set_others(others).iter().for_each(|endpoint| endpoint.link().retire());
+        let in_use = self.fleet.bound_tier().is_some_and(|tier| tier > 0);
+        if let Some(from) = self.sources.set_list(list, in_use, Instant::now()) {
+            self.publisher.renumber(&from);
+            self.fleet.set_others(&from).iter().for_each(|endpoint| endpoint.link().retire());
         }
     }
 
@@ -380,6 +379,7 @@ impl Worker {
             generation: binding.generation(),
             bound,
             datacenters,
+            closed: false,
         }
     }
 

@@ -79,6 +79,14 @@ impl Publisher {
         }
     }
 
+    /// The other datacenters are in another order: for each, its place before.
+    pub(crate) fn renumber(&mut self, from: &[Option<usize>]) {
+        self.datacenter = self.datacenter.take().and_then(|(place, name)| match place {
+            0 => Some((0, name)),
+            _ => Some((from.iter().position(|&old| old == Some(place))? + 1, name)),
+        });
+    }
+
     /// Publishes these endpoints unless they are what is published already.
     pub(crate) fn bind(&mut self, place: usize, name: &str, endpoints: Vec<Arc<Endpoint>>, now: Instant) {
         let serials = |list: &[Arc<Endpoint>]| list.iter().map(|e| e.serial()).collect::<Vec<_>>();
@@ -138,9 +146,11 @@ impl Publisher {
         self.status.send_replace(status);
     }
 
-    /// The end: subscribers see an empty binding, then a closed channel.
+    /// The end: subscribers see an empty binding, then a closed channel, and the
+    /// status says so.
     pub(crate) fn close(&mut self) {
-        let generation = self.current().generation() + 1;
+        let (generation, service) = (self.current().generation() + 1, self.service());
+        self.status(ServiceStatus { service, generation, closed: true, ..ServiceStatus::default() });
         self.binding.send_replace(Binding::new(generation, Vec::new()));
     }
 }

@@ -176,13 +176,16 @@ impl Sources {
         None
     }
 
-    /// Takes the list over. Returns the number of other datacenters where
-    /// they are others than before.
+    /// Takes the list over. Where the others are others than before, or in another
+    /// order, returns for each its place before if it had one: those are asked on.
+    /// Round-trip times vary: where one of the others is `in_use`, those that are
+    /// known keep their order and new ones come after them.
     pub(crate) fn set_list(
         &mut self,
         result: Result<Vec<String>, RegistryError>,
+        in_use: bool,
         now: Instant,
-    ) -> Option<usize> {
+    ) -> Option<Vec<Option<usize>>> {
         let Others::Agent { wanted } = &self.others else { return None };
         let names = match result {
             Ok(names) => {
@@ -199,24 +202,74 @@ impl Sources {
                 wanted.clone()?
             }
         };
-        let own = &self.list[0].name;
-        let others: Vec<_> = names.into_iter().filter(|name| name != own).collect();
+        let known = self.list[1..].iter().map(|s| &s.name);
+        let kept = known.filter(|name| in_use && wanted.is_none() && names.contains(name));
+        let mut others: Vec<String> = Vec::new();
+        for name in kept.chain(&names) {
+            if *name != self.list[0].name && !others.contains(name) {
+                others.push(name.clone());
+            }
+        }
         if self.list[1..].iter().map(|s| &s.name).eq(others.iter()) {
             return None;
         }
+        Some(self.rearrange(others))
+    }
+
+    fn rearrange(&mut self, others: Vec<String>) -> Vec<Option<usize>> {
         let (client, query) = (self.list[0].client.clone(), self.list[0].query.clone());
-        for tier in 1..self.list.len() {
-            self.unask(tier);
+        let mut before: Vec<_> = self.list.split_off(1).into_iter().map(Some).collect();
+        let mut answers: Vec<_> = (1..=before.len()).map(|tier| self.answers.remove(&tier)).collect();
+        let mut from = Vec::new();
+        for name in others {
+            let old = before.iter().position(|s| s.as_ref().is_some_and(|s| s.name == name));
+            if let Some(answers) = old.and_then(|old| answers[old].take()) {
+                self.answers.insert(self.list.len(), answers);
+            }
+            self.list.push(old.and_then(|old| before[old].take()).unwrap_or_else(|| {
+                let query = query.clone().datacenter(name.clone());
+                Source::new(name, client.clone(), query)
+            }));
+            from.push(old.map(|old| old + 1));
         }
-        self.list.truncate(1);
-        self.list.extend(others.into_iter().map(|name| {
-            let query = query.clone().datacenter(name.clone());
-            Source::new(name, client.clone(), query)
-        }));
-        Some(self.list.len() - 1)
+        from
     }
 
     pub(crate) fn note(&mut self, tier: usize, resolved: Resolved) -> Resolved {
         std::mem::replace(&mut self.list[tier].last, resolved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consul::ConsulConfig;
+
+    #[tokio::test]
+    async fn a_datacenter_that_stays_is_asked_on_when_the_list_changes() {
+        let client = ConsulClient::new(ConsulConfig::new("127.0.0.1:1").unwrap()).unwrap();
+        let query = HealthQuery::new("counter").unwrap();
+        let others = Others::Agent { wanted: None };
+        let mut sources = Sources::new(client, query, others, ResolverSettings::default());
+        let set = |names: &[&str], sources: &mut Sources| {
+            let names = names.iter().map(|&name| name.to_owned()).collect();
+            sources.set_list(Ok(names), false, Instant::now())
+        };
+        assert_eq!(set(&["dc1", "dc2", "dc3"], &mut sources), Some(vec![None, None]));
+        assert!(sources.ask(1) && sources.ask(2));
+        assert_eq!(set(&["dc1", "dc2", "dc3"], &mut sources), None);
+        assert_eq!(
+            set(&["dc1", "dc3", "dc4", "dc2", "dc3"], &mut sources),
+            Some(vec![Some(2), None, Some(1)])
+        );
+        let names: Vec<_> = sources.list.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(names, ["dc1", "dc3", "dc4", "dc2"]);
+        assert_eq!([1, 2, 3].map(|tier| sources.ask(tier)), [false, true, false], "which are asked anew");
+        assert_eq!(set(&["dc1", "dc2"], &mut sources), Some(vec![Some(3)]));
+        assert_eq!(sources.answers.keys().copied().collect::<Vec<_>>(), [1]);
+        let in_use = ["dc1", "dc4", "dc3", "dc2"].map(str::to_owned).to_vec();
+        assert_eq!(sources.set_list(Ok(in_use), true, Instant::now()), Some(vec![Some(1), None, None]));
+        let names: Vec<_> = sources.list.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(names, ["dc1", "dc2", "dc4", "dc3"]);
     }
 }
