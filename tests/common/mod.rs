@@ -212,6 +212,17 @@ pub(crate) async fn get(channel: FailoverChannel) -> Result<Served, Status> {
     Ok(response.extensions().get::<Served>().expect("every answer says who gave it").clone())
 }
 
+/// An error and all that caused it.
+pub(crate) fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(&format!(" <- {cause} ({cause:?})"));
+        next = cause.source();
+    }
+    text
+}
+
 // === callers ===
 
 /// What a caller calls.
@@ -255,7 +266,7 @@ impl Callers {
                     let id = format!("{caller}-{}", tally.calls);
                     match call(channel.clone(), method, id).await {
                         Ok(attempts) => tally.resent += u64::from(attempts > 1),
-                        Err(status) => tally.failed.push((status.code(), status.message().to_owned())),
+                        Err(status) => tally.failed.push((status.code(), in_full(&status))),
                     }
                     tally.calls += 1;
                     tally.slowest = tally.slowest.max(started.elapsed());
