@@ -18,7 +18,7 @@ use http_body::{Body as HttpBody, Frame};
 use http_body_util::BodyExt;
 use tonic::{Status, body::Body};
 
-use super::outcome;
+use super::{details, outcome};
 
 /// What came of an attempt that was answered.
 pub(crate) enum Answer {
@@ -57,7 +57,10 @@ impl Answer {
                         return Ok(Self::Begun(Response::from_parts(head, body)));
                     }
                 }
-                Err(frame) => received.trailers = frame.into_trailers().ok(),
+                Err(frame) => {
+                    received.trailers = frame.into_trailers().ok();
+                    received.trailers.as_mut().map(details::drop_malformed);
+                }
             }
         }
         let response = Response::from_parts(head, received);

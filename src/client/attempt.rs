@@ -10,6 +10,7 @@ use tower::Service;
 
 use super::{
     answer::Answer,
+    details,
     endpoint::Endpoint,
     outcome::{self, Proof, Verdict},
 };
@@ -76,7 +77,8 @@ pub(crate) async fn attempt(
             poll_fn(|cx| channel.poll_ready(cx)).await?;
             channel.call(request).await
         };
-        let response = sent.await.map_err(Failure::unanswered)?;
+        let mut response = sent.await.map_err(Failure::unanswered)?;
+        details::drop_malformed(response.headers_mut());
         match whole {
             Some(limit) => Answer::whole(response, limit).await.map_err(Failure::cut),
             None => Ok(Answer::Begun(response)),

@@ -168,7 +168,7 @@ impl CallContext {
         &self,
         answer: &Answer,
         endpoint: &Endpoint,
-        replayable: bool,
+        body: &mut ReplayBody,
         tries: &mut Tries,
     ) -> bool {
         // Without a status yet the response has begun, and ends in its trailers.
@@ -186,7 +186,7 @@ impl CallContext {
             return true;
         }
         let resend = outcome::worth_resending(code)
-            && self.shared.retry.may_resend(Proof::MayHaveRun, self.safe, replayable, tries);
+            && self.shared.retry.may_resend(Proof::MayHaveRun, self.safe, body.reclaim(), tries);
         self.failed(Some(endpoint.instance()), tries.made, &status, resend);
         !resend
     }
@@ -197,7 +197,7 @@ impl CallContext {
         &self,
         failure: Failure,
         endpoint: &Endpoint,
-        replayable: bool,
+        body: &mut ReplayBody,
         tries: &mut Tries,
     ) -> Option<CallError> {
         let Failure { verdict, cut, error } = failure;
@@ -206,8 +206,8 @@ impl CallContext {
             None if verdict.timed_out => {}
             None => endpoint.link().failed(self.failures_to_eject()),
         }
-        let resend =
-            !verdict.timed_out && self.shared.retry.may_resend(verdict.proof, self.safe, replayable, tries);
+        let resend = !verdict.timed_out
+            && self.shared.retry.may_resend(verdict.proof, self.safe, body.reclaim(), tries);
         let kind = match verdict.proof {
             _ if verdict.timed_out => CallErrorKind::DeadlineExceeded,
             _ if cut => CallErrorKind::ResponseCut,
@@ -237,7 +237,7 @@ pub(crate) async fn run(
     shared.retry.begin();
     let limit = shared.options.replay_limit;
     let mut body = Some(body);
-    let body = poll_fn(|cx| {
+    let mut body = poll_fn(|cx| {
         let body = body.take().expect("polled once: it is ready at once");
         Poll::Ready(ReplayBody::capture(body, limit, cx))
     })
@@ -258,22 +258,22 @@ pub(crate) async fn run(
         tries.made += 1;
         tries.on.push(endpoint.serial());
         let attempt_body = body.attempt().expect("a body that is gone is not resent");
-        let request = assemble(&head, attempt_body, &tries, &deadline);
+        let late = tries.made > 1 || wait_limit.is_some();
+        let request = assemble(&head, attempt_body, tries.counted, late.then_some(&deadline));
         let suspect_after = context.shared.options.suspect_after;
         let ended = attempt(&endpoint, request, context.whole(), suspect_after, deadline.at()).await;
-        let replayable = body.is_replayable();
         let error = match ended {
             Ended::Answered(answer) => {
-                if context.judge_answer(&answer, &endpoint, replayable, &mut tries) {
+                if context.judge_answer(&answer, &endpoint, &mut body, &mut tries) {
                     let until = deadline.of_body(context.unary);
                     return Ok(hand_over(answer, context, endpoint, tries.made, until));
                 }
                 None
             }
-            Ended::Failed(failure) => context.judge_failure(failure, &endpoint, replayable, &mut tries),
+            Ended::Failed(failure) => context.judge_failure(failure, &endpoint, &mut body, &mut tries),
             Ended::Abandoned => {
-                let resend =
-                    context.shared.retry.may_resend(Proof::MayHaveRun, context.safe, replayable, &mut tries);
+                let retry = &context.shared.retry;
+                let resend = retry.may_resend(Proof::MayHaveRun, context.safe, body.reclaim(), &mut tries);
                 let instance = Some(endpoint.instance().clone());
                 context.resend_or(resend, CallError::new(CallErrorKind::Unresponsive, instance, tries.made))
             }
@@ -297,18 +297,19 @@ async fn pause(retry: &Retry, tries: &Tries, deadline: Instant) {
     }
 }
 
-fn assemble(head: &request::Parts, body: Body, tries: &Tries, deadline: &Deadline) -> Request<Body> {
+/// `previous` attempts may have run; `deadline` where some of the time has passed.
+fn assemble(head: &request::Parts, body: Body, previous: u32, deadline: Option<&Deadline>) -> Request<Body> {
     let mut request = Request::new(body);
     *request.method_mut() = head.method.clone();
     *request.uri_mut() = head.uri.clone();
     *request.version_mut() = head.version;
     *request.headers_mut() = head.headers.clone();
     *request.extensions_mut() = head.extensions.clone();
-    if tries.made > 1 {
+    if let Some(deadline) = deadline {
         deadline.lower(request.headers_mut(), Instant::now());
     }
-    if tries.counted > 0 {
-        request.headers_mut().insert(PREVIOUS_ATTEMPTS, HeaderValue::from(tries.counted));
+    if previous > 0 {
+        request.headers_mut().insert(PREVIOUS_ATTEMPTS, HeaderValue::from(previous));
     }
     request
 }

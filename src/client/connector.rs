@@ -29,6 +29,7 @@ use tonic_health::pb::{
 use tower::Service;
 
 use super::{
+    details::Checked,
     endpoint::{Endpoint, Link},
     options::ServiceOptions,
     report::LossCause,
@@ -146,7 +147,7 @@ impl Connector for TonicConnector {
 /// UNIMPLEMENTED and every other status that came over the wire prove life as
 /// well; UNAVAILABLE does not, nor does the server's word that it is not serving.
 async fn check(channel: Channel) -> Result<(), ConnectError> {
-    match HealthClient::new(channel).check(HealthCheckRequest::default()).await {
+    match HealthClient::new(Checked(channel)).check(HealthCheckRequest::default()).await {
         Ok(response) if response.get_ref().status() == ServingStatus::NotServing => {
             Err(ConnectError::NotServing)
         }

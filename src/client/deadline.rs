@@ -37,7 +37,7 @@ impl Deadline {
         (self.explicit || unary_response).then_some(self.at)
     }
 
-    /// Tells a later attempt's server what is left of the time.
+    /// Tells the server of an attempt that starts late what is left of the time.
     pub(crate) fn lower(&self, headers: &mut HeaderMap, now: Instant) {
         if self.explicit {
             headers.insert(GRPC_TIMEOUT, format(self.at.saturating_duration_since(now)));

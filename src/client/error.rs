@@ -146,7 +146,7 @@ pub enum CallErrorKind {
     Refused,
     /// It never left, and was tried as often as one call may be.
     NeverSent,
-    /// The response had begun when the connection failed.
+    /// The response had begun when the connection or its stream ended.
     ResponseCut,
     /// The handle's `ConsulService` has been shut down.
     Closed,
@@ -164,7 +164,7 @@ impl CallError {
 
     /// Takes into account what earlier attempts may have done.
     pub(crate) fn after(mut self, tries: &Tries) -> Self {
-        self.0.ran_before = tries.counted > 0;
+        self.0.ran_before = tries.ran;
         self
     }
 
@@ -241,7 +241,7 @@ fn describe(kind: &CallErrorKind, instance: Option<&Instance>, attempts: u32) ->
         CallErrorKind::Unresponsive => format!("instance fell silent{to}; the call may have run"),
         CallErrorKind::Refused => format!("refused unprocessed in attempt {attempts}{to}"),
         CallErrorKind::NeverSent => format!("never sent in {attempts} attempts, the last{to}"),
-        CallErrorKind::ResponseCut => format!("connection{to} lost in the middle of the response"),
+        CallErrorKind::ResponseCut => format!("the response to a call{to} was cut in its middle"),
         CallErrorKind::Closed => "the ConsulService has been shut down".to_owned(),
     }
 }
@@ -312,7 +312,7 @@ mod tests {
     fn an_attempt_that_may_have_run_is_not_forgotten_when_the_next_finds_nothing() {
         let nothing = || CallErrorKind::NothingUsable { reason: String::new() };
         let mut tries = Tries::default();
-        tries.counted = 1;
+        tries.ran = true;
         assert!(CallError::new(nothing(), None, 1).after(&tries).may_have_run());
         assert!(!CallError::new(nothing(), None, 0).after(&Tries::default()).may_have_run());
     }

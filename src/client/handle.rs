@@ -76,10 +76,15 @@ impl GrpcClient {
     /// # Errors
     /// Says why there is none after `wait`, or that the service is shut down.
     pub async fn ready_within(&self, wait: Duration) -> Result<Binding, NotReady> {
-        let mut bindings = self.subscribe();
-        let found = timeout(wait, bindings.wait_for(Binding::is_usable)).await;
-        match found {
-            Ok(Ok(binding)) => Ok(binding.clone()),
+        let (mut bindings, mut status) = (self.subscribe(), self.running.shared.status.clone());
+        let found = timeout(wait, async {
+            let binding = bindings.wait_for(Binding::is_usable).await?.clone();
+            // It is published a moment later: whoever asks for it now must see what is bound.
+            status.wait_for(|s| s.generation >= binding.generation()).await?;
+            Ok::<_, watch::error::RecvError>(binding)
+        });
+        match found.await {
+            Ok(Ok(binding)) => Ok(binding),
             // Shut down: there is nothing to wait for.
             Ok(Err(_)) => Err(NotReady { waited: Duration::ZERO, status: Box::new(self.status()) }),
             Err(_) => Err(NotReady { waited: wait, status: Box::new(self.status()) }),

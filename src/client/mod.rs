@@ -24,6 +24,7 @@ mod channel;
 mod connector;
 mod datacenters;
 mod deadline;
+mod details;
 mod endpoint;
 mod error;
 mod event;

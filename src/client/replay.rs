@@ -81,12 +81,15 @@ impl ReplayBody {
         }
     }
 
-    /// Whether another attempt could be made now.
-    pub(crate) fn is_replayable(&self) -> bool {
-        match self {
-            Self::Whole(_) => true,
-            Self::Leased(rest) => rest.lock().is_some(),
-        }
+    /// Takes the body back from an attempt that has ended, which can then no
+    /// longer begin to send it. False where it has begun: no other attempt can
+    /// be made.
+    pub(crate) fn reclaim(&mut self) -> bool {
+        let Self::Leased(place) = self else { return true };
+        let rest = place.lock().take();
+        let is_whole = rest.is_some();
+        *place = Arc::new(Mutex::new(rest));
+        is_whole
     }
 }
 
@@ -192,9 +195,9 @@ mod tests {
 
     #[test]
     fn a_unary_body_is_sent_again_and_again_from_memory() {
-        let body = capture(stream(&["message"]), 1024);
+        let mut body = capture(stream(&["message"]), 1024);
         for _ in 0..3 {
-            assert!(body.is_replayable());
+            assert!(body.reclaim());
             assert_eq!(text(body.attempt().unwrap()), "message");
         }
     }
@@ -216,13 +219,23 @@ mod tests {
 
     #[test]
     fn a_stream_that_was_not_polled_moves_whole_and_one_that_was_is_gone() {
-        let body = capture(pending(), 1024);
+        let mut body = capture(pending(), 1024);
         drop(body.attempt().expect("first attempt"));
-        assert!(body.is_replayable(), "never polled");
+        assert!(body.reclaim(), "never polled");
         let mut second = body.attempt().expect("second attempt");
         second.frame().now_or_never().expect("ready").expect("a frame").unwrap();
-        assert!(!body.is_replayable());
+        assert!(!body.reclaim());
         assert!(body.attempt().is_none());
+    }
+
+    #[test]
+    fn an_attempt_that_was_given_up_cannot_take_the_body_from_the_next() {
+        let mut body = capture(pending(), 1024);
+        let mut first = body.attempt().expect("first attempt");
+        assert!(body.reclaim());
+        let mut second = body.attempt().expect("second attempt");
+        first.frame().now_or_never().expect("ready").expect("a frame").unwrap_err();
+        second.frame().now_or_never().expect("ready").expect("a frame").unwrap();
     }
 
     #[test]

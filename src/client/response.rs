@@ -7,36 +7,53 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use tokio::time::{Instant, Sleep};
+use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Code, Status, body::Body};
 
 use super::{
     answer::NoEnd,
     call::CallContext,
+    details,
     endpoint::Endpoint,
     error::{CallError, CallErrorKind},
     outcome,
 };
 
+/// How long a body may be silent, with nothing else heard from its instance,
+/// before that is probed: a stream may live long without a word, and must still
+/// end when its instance is dead.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// A response's body under watch. Every field is `Unpin`.
 pub(crate) struct WatchedBody {
     inner: Body,
     context: Arc<CallContext>,
-    endpoint: Arc<Endpoint>,
+    /// `None` once the response has ended: a caller that keeps the rest of it
+    /// must not keep the connection.
+    endpoint: Option<Arc<Endpoint>>,
     attempts: u32,
+    deadline: Option<Instant>,
     /// The headers told the status: no trailers need follow.
     has_status: bool,
-    ended: bool,
     // Timer and cancellation are made at the first wait: most bodies are there at once.
-    deadline: Option<Instant>,
-    timer: Option<Pin<Box<Sleep>>>,
-    abandoned: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    wait: Option<Wait>,
+}
+
+type Cause = Arc<dyn std::error::Error + Send + Sync>;
+
+/// What a wait for the next frame listens to besides.
+struct Wait {
+    abandoned: Pin<Box<WaitForCancellationFutureOwned>>,
+    timer: Pin<Box<Sleep>>,
+    /// Since when it has been listened for a word of the instance.
+    since: Instant,
 }
 
 impl WatchedBody {
@@ -48,61 +65,79 @@ impl WatchedBody {
         attempts: u32,
         deadline: Option<Instant>,
     ) -> Self {
-        Self {
-            inner,
-            context,
-            endpoint,
-            attempts,
-            has_status,
-            ended: false,
-            deadline,
-            timer: None,
-            abandoned: None,
-        }
+        Self { inner, context, endpoint: Some(endpoint), attempts, deadline, has_status, wait: None }
     }
 
-    fn trailers(&mut self, trailers: &HeaderMap) {
-        self.ended = true;
+    /// The response has ended.
+    fn end(&mut self) -> Option<Arc<Endpoint>> {
+        // The transport's side of the stream is reset at once, not when the caller drops it.
+        self.inner = Body::empty();
+        self.wait = None;
+        self.endpoint.take()
+    }
+
+    fn trailers(&mut self, endpoint: &Endpoint, trailers: &HeaderMap) {
         let code = trailers.get("grpc-status").map_or(Code::Unknown, |v| Code::from_bytes(v.as_bytes()));
         if outcome::counts_against(code) {
-            self.endpoint.link().failed(self.context.failures_to_eject());
+            endpoint.link().failed(self.context.failures_to_eject());
         } else {
-            self.endpoint.link().succeeded();
+            endpoint.link().succeeded();
         }
         if code != Code::Ok
             && let Some(status) = Status::from_header_map(trailers)
         {
-            self.context.failed(Some(self.endpoint.instance()), self.attempts, &status, false);
+            self.context.failed(Some(endpoint.instance()), self.attempts, &status, false);
         }
-    }
-
-    fn fail(&mut self, kind: CallErrorKind) -> CallError {
-        self.ended = true;
-        CallError::new(kind, Some(self.endpoint.instance().clone()), self.attempts)
     }
 
     /// Ends the call with an error of our own making.
-    fn end(&mut self, error: CallError) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
-        // The transport's side of the stream is reset at once, not when the caller drops it.
-        self.inner = Body::empty();
-        self.context.failed(Some(self.endpoint.instance()), self.attempts, error.status(), false);
+    fn fail(
+        &mut self,
+        kind: CallErrorKind,
+        cause: Option<Cause>,
+    ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+        let Some(endpoint) = self.end() else { return Poll::Ready(None) };
+        let mut error = CallError::new(kind, Some(endpoint.instance().clone()), self.attempts);
+        if let Some(cause) = cause {
+            error = error.caused_by(cause);
+        }
+        self.context.failed(Some(endpoint.instance()), self.attempts, error.status(), false);
         Poll::Ready(Some(Err(error)))
     }
 
+    fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|at| at <= Instant::now())
+    }
+
     /// What ends a wait other than the body itself.
-    fn poll_bounds(&mut self, cx: &mut Context<'_>) -> Poll<CallErrorKind> {
-        let abandoned = self
-            .abandoned
-            .get_or_insert_with(|| Box::pin(self.endpoint.link().abandoned().clone().cancelled_owned()));
-        if abandoned.as_mut().poll(cx).is_ready() {
+    fn poll_bounds(&mut self, endpoint: &Arc<Endpoint>, cx: &mut Context<'_>) -> Poll<CallErrorKind> {
+        let deadline = self.deadline;
+        let wake = |now: Instant| deadline.map_or(now + PATIENCE, |at| at.min(now + PATIENCE));
+        let wait = self.wait.get_or_insert_with(|| {
+            let since = Instant::now();
+            Wait {
+                abandoned: Box::pin(endpoint.link().abandoned().clone().cancelled_owned()),
+                timer: Box::pin(sleep_until(wake(since))),
+                since,
+            }
+        });
+        if wait.abandoned.as_mut().poll(cx).is_ready() {
             return Poll::Ready(CallErrorKind::ResponseCut);
         }
-        if let Some(at) = self.deadline {
-            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(at)));
-            ready!(timer.as_mut().poll(cx));
-            return Poll::Ready(CallErrorKind::DeadlineExceeded);
+        loop {
+            ready!(wait.timer.as_mut().poll(cx));
+            let now = Instant::now();
+            if deadline.is_some_and(|at| at <= now) {
+                return Poll::Ready(CallErrorKind::DeadlineExceeded);
+            }
+            if now >= wait.since + PATIENCE {
+                if !endpoint.link().heard_since(wait.since) {
+                    endpoint.suspect();
+                }
+                wait.since = now;
+            }
+            wait.timer.as_mut().reset(wake(wait.since));
         }
-        Poll::Pending
     }
 }
 
@@ -114,44 +149,46 @@ impl HttpBody for WatchedBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
-        if self.ended {
-            return Poll::Ready(None);
+        let Some(endpoint) = self.endpoint.clone() else { return Poll::Ready(None) };
+        // Also where the next frame is there: a slow reader has a deadline too.
+        if self.is_late() {
+            return self.fail(CallErrorKind::DeadlineExceeded, None);
         }
         match Pin::new(&mut self.inner).poll_frame(cx) {
-            Poll::Ready(Some(Ok(frame))) => {
-                match frame.trailers_ref() {
-                    Some(trailers) => self.trailers(trailers),
-                    None => self.endpoint.link().heard_now(),
+            Poll::Ready(Some(Ok(mut frame))) => {
+                if let Some(trailers) = frame.trailers_mut() {
+                    details::drop_malformed(trailers);
+                    self.trailers(&endpoint, trailers);
+                    self.end();
+                } else {
+                    endpoint.link().heard_now();
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
             Poll::Ready(Some(Err(status))) => {
                 // Part of the response may have reached the caller: reported, never resent.
                 if let Some(cause) = outcome::judge(&status).lost {
-                    self.endpoint.link().lose(cause);
+                    endpoint.link().lose(cause);
                 }
-                let error = self.fail(CallErrorKind::ResponseCut).caused_by(Arc::new(status));
-                self.end(error)
+                self.fail(CallErrorKind::ResponseCut, Some(Arc::new(status)))
             }
-            Poll::Ready(None) if self.has_status => {
-                self.ended = true;
+            Poll::Ready(None) if !self.has_status => {
+                // hyper takes a stream that was reset with NO_ERROR or CANCEL for one that ended well.
+                self.fail(CallErrorKind::ResponseCut, Some(Arc::new(NoEnd)))
+            }
+            Poll::Ready(None) => {
+                self.end();
                 Poll::Ready(None)
             }
-            // hyper takes a stream that was reset with NO_ERROR for one that ended well.
-            Poll::Ready(None) => {
-                let error = self.fail(CallErrorKind::ResponseCut).caused_by(Arc::new(NoEnd));
-                self.end(error)
-            }
             Poll::Pending => {
-                let kind = ready!(self.poll_bounds(cx));
-                let error = self.fail(kind);
-                self.end(error)
+                let kind = ready!(self.poll_bounds(&endpoint, cx));
+                self.fail(kind, None)
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended || self.inner.is_end_stream()
+        self.endpoint.is_none() || (self.inner.is_end_stream() && self.has_status)
     }
 
     fn size_hint(&self) -> SizeHint {

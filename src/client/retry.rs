@@ -23,9 +23,11 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct Tries {
     /// Attempts made, each on a connection.
     pub(crate) made: u32,
-    /// Of them, those that may have run and were resent: what
+    /// Of them, those resent within the budget: what
     /// `grpc-previous-rpc-attempts` tells the server (gRFC A6).
     pub(crate) counted: u32,
+    /// One of them may have run: it was not merely refused.
+    pub(crate) ran: bool,
     /// Refused once and resent for it already.
     refused: bool,
     /// The connections tried.
@@ -67,6 +69,7 @@ impl Retry {
             }
             _ if safe && self.budget.withdraw() => {
                 tries.counted += 1;
+                tries.ran |= proof == Proof::MayHaveRun;
                 true
             }
             _ => false,

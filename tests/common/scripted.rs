@@ -44,13 +44,19 @@ impl Ask {
     }
 }
 
+impl Act {
+    pub(crate) fn after(self, wait: Duration) -> Self {
+        Self::After(wait, Box::new(self))
+    }
+}
+
 /// What to do with a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     /// Reads the request to its end and answers with one empty message.
     Answer,
-    /// The same after a while.
-    AnswerAfter(Duration),
+    /// This, after a while.
+    After(Duration, Box<Act>),
     /// A status in the headers ("trailers-only"), with more headers beside it.
     Status(i32, &'static str, Vec<(&'static str, &'static str)>),
     /// The same, once the whole request has been read.
@@ -79,6 +85,8 @@ pub(crate) enum End {
     Status(i32),
     /// END_STREAM where trailers should be.
     NoTrailers,
+    /// Trailers that say INVALID_ARGUMENT, with details that are no base64.
+    BadDetails,
     /// One message that says NOT_SERVING, and a good end: for health checks.
     NotServing,
 }
@@ -253,16 +261,21 @@ fn asked(request: &Request<RecvStream>, connection: usize, stream: u32, shared: 
     (shared.script)(&ask)
 }
 
-async fn perform(act: Act, request: Request<RecvStream>, mut respond: SendResponse<Bytes>, shared: &Shared) {
+async fn perform(
+    mut act: Act,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    shared: &Shared,
+) {
     // A caller that is gone need not be answered: results are not looked at.
     let health = request.uri().path().starts_with("/grpc.health.v1.Health/");
     let mut body = request.into_body();
+    while let Act::After(wait, then) = act {
+        tokio::time::sleep(wait).await;
+        act = *then;
+    }
     match act {
         Act::Answer => answer(&mut body, respond, shared, health).await,
-        Act::AnswerAfter(wait) => {
-            tokio::time::sleep(wait).await;
-            answer(&mut body, respond, shared, health).await;
-        }
         Act::Status(code, message, more) => {
             let mut response = head();
             *response.headers_mut() = status(code, message);
@@ -301,13 +314,19 @@ async fn perform(act: Act, request: Request<RecvStream>, mut respond: SendRespon
                 }
                 End::Status(code) => drop(stream.send_trailers(status(code, "as told"))),
                 End::NoTrailers => drop(stream.send_data(Bytes::new(), true)),
+                End::BadDetails => {
+                    let mut trailers = status(3, "mine");
+                    trailers.insert("grpc-status-details-bin", HeaderValue::from_static("!no base64!"));
+                    trailers.insert("x-mine", HeaderValue::from_static("kept"));
+                    let _ = stream.send_trailers(trailers);
+                }
                 End::NotServing => {
                     let _ = stream.send_data(NOT_SERVING, false);
                     let _ = stream.send_trailers(status(0, ""));
                 }
             }
         }
-        Act::Hang | Act::GoAway(_) | Act::Close => hang(&mut body, shared).await,
+        Act::Hang | Act::GoAway(_) | Act::Close | Act::After(..) => hang(&mut body, shared).await,
     }
 }
 

@@ -7,11 +7,11 @@ use std::{
 
 use crate::{
     common::{
-        Backend, Callers, DEADLINE, Method, SOON,
+        Backend, Callers, DEADLINE, Method,
         scripted::{Act, End, Scripted},
         until_bound_to,
     },
-    stage::{Stage, get, increment, served, watch},
+    stage::{Stage, get, increment, served, wait_for, watch},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -57,7 +57,7 @@ async fn a_real_backend_that_drains_ends_its_streams_itself() {
 /// The only instance, and yet nobody feels that its connections are recycled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_recycled_every_100_ms_fail_nobody() {
-    let server = Scripted::start(|_| Act::AnswerAfter(Duration::from_millis(3))).await;
+    let server = Scripted::start(|_| Act::Answer.after(Duration::from_millis(3))).await;
     let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
     let stage = stage.ready(1).await;
     let callers = Callers::start(&stage.client, 16, Method::Increment);
@@ -84,7 +84,7 @@ async fn what_lies_above_the_last_id_of_a_goaway_is_resent() {
     let server = Scripted::start(move |ask| match ask.number {
         1 => {
             first.store(ask.stream, Ordering::SeqCst);
-            Act::AnswerAfter(Duration::from_millis(200))
+            Act::Answer.after(Duration::from_millis(200))
         }
         2 => Act::GoAway(first.load(Ordering::SeqCst)),
         _ => Act::Answer,
@@ -93,12 +93,7 @@ async fn what_lies_above_the_last_id_of_a_goaway_is_resent() {
     let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
     let stage = stage.ready(1).await;
     let below = tokio::spawn(increment(stage.channel(), DEADLINE));
-    let wait = async {
-        while server.asks().is_empty() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(SOON, wait).await.unwrap();
+    wait_for("the first has come", || server.asks().len() == 1).await;
     let above = increment(stage.channel(), DEADLINE).await.unwrap();
     assert_eq!(served(&above).1, 2, "resent once, though it is no safe call");
     assert_eq!(served(&below.await.unwrap().unwrap()).1, 1, "at the last id: it goes on");

@@ -95,6 +95,16 @@ pub(crate) fn kind(status: &Status) -> CallErrorKind {
     error.kind().clone()
 }
 
+/// Waits until `is_so`.
+pub(crate) async fn wait_for(words: &str, is_so: impl Fn() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(common::SOON, wait).await.unwrap_or_else(|_| panic!("not so: {words}"));
+}
+
 /// How long it took.
 pub(crate) async fn timed<T>(future: impl Future<Output = T>) -> (T, Duration) {
     let started = Instant::now();

@@ -158,3 +158,33 @@ async fn a_proxys_503_is_unavailable_and_a_safe_call_is_resent() {
     }
     until_bound_to(&stage.client, "good").await;
 }
+
+/// tonic panics on such a header.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn details_that_are_no_base64_are_dropped_and_harm_nobody() {
+    let details = vec![("grpc-status-details-bin", "!no base64!"), ("x-mine", "kept")];
+    let server = Scripted::start(move |ask| match ask.number {
+        1 | 2 => Act::Status(3, "mine", details.clone()),
+        _ => Act::Begin(0, End::BadDetails),
+    })
+    .await;
+    let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    for n in 1..=4 {
+        let status = if n % 2 == 0 {
+            increment(stage.channel(), DEADLINE).await.unwrap_err()
+        } else {
+            watch_to_its_end(stage.channel()).await
+        };
+        assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "mine"), "{n}");
+        assert!(status.details().is_empty());
+        assert_eq!(status.metadata().get("x-mine").unwrap(), "kept");
+    }
+}
+
+async fn watch_to_its_end(channel: tonic_failover::client::FailoverChannel) -> tonic::Status {
+    match watch(channel).await {
+        Ok(response) => response.into_inner().message().await.unwrap_err(),
+        Err(status) => status,
+    }
+}

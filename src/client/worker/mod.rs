@@ -195,6 +195,7 @@ impl Worker {
                 let name = self.sources.get(bound.tier).name.clone();
                 self.publisher.bind(bound.tier, &name, bound.endpoints, now);
                 self.starving.store(false, Ordering::Release);
+                self.look_ups.starved = false;
             }
             None if plan.hopeless => {
                 let status = self.status(now);
@@ -242,11 +243,11 @@ impl Worker {
             Report::Lost { serial, cause } => self.on_lost(serial, cause, now),
             Report::Suspect { endpoint } => self.probe(endpoint, now),
             Report::Failing { serial } => self.on_failing(serial, now),
-            Report::Starved => self.look_ups.wanted = true,
+            Report::Starved => self.look_ups.starved = true,
             Report::BindingFailed { generation } => {
                 let current = self.publisher.current();
                 if generation == current.generation() {
-                    self.look_ups.wanted = true;
+                    self.want_look_up();
                     if let Some(endpoint) = current.preferred().filter(|e| e.is_usable()) {
                         self.probe(endpoint.clone(), now);
                     }
@@ -269,7 +270,7 @@ impl Worker {
         if let Some((instance, rest)) = ejected {
             self.ejected(instance, cause.to_string(), rest);
         }
-        self.look_ups.wanted = true;
+        self.want_look_up();
     }
 
     fn on_failing(&mut self, serial: u64, now: Instant) {
@@ -281,7 +282,7 @@ impl Worker {
         }
         self.take_out(&endpoint, RebindCause::Failing, now, now);
         endpoint.link().retire();
-        self.look_ups.wanted = true;
+        self.want_look_up();
     }
 
     fn on_dialled(&mut self, Dialled { key, attempt, result }: Dialled) {
@@ -327,10 +328,12 @@ impl Worker {
                     endpoint.link().retire();
                 }
             }
+            // It answers others, if not the probe: busy, not dead.
+            Err(ConnectError::TimedOut(_)) if endpoint.link().heard_since(since) => endpoint.link().acquit(),
             Err(_) => {
                 self.take_out(&endpoint, RebindCause::Unresponsive, since, now);
                 endpoint.link().abandon();
-                self.look_ups.wanted = true;
+                self.want_look_up();
             }
         }
     }

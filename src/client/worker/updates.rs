@@ -19,8 +19,10 @@ pub(super) type Update = oneshot::Sender<Result<Binding, UpdateError>>;
 /// Who waits for a look-up, and how it stands.
 #[derive(Default)]
 pub(super) struct LookUps {
-    /// A failing call wants one.
+    /// A failure wants one.
     pub(super) wanted: bool,
+    /// A call that finds nothing usable wants one, unless something is by then.
+    pub(super) starved: bool,
     last_at: Option<Instant>,
     last_error: Option<RegistryError>,
     waiting: Vec<Update>,
@@ -29,8 +31,13 @@ pub(super) struct LookUps {
 }
 
 impl Worker {
+    /// Something failed. Many failures at once share what is under way.
+    pub(super) fn want_look_up(&mut self) {
+        self.look_ups.wanted |= !self.sources.is_looking_up();
+    }
+
     pub(super) fn look_up_if_due(&mut self, now: Instant) -> Option<Instant> {
-        if !self.look_ups.wanted || self.sources.is_looking_up() {
+        if !(self.look_ups.wanted || self.look_ups.starved) || self.sources.is_looking_up() {
             return None;
         }
         let due = self.look_ups.last_at.map_or(now, |at| at + LOOK_UP_SPACING);
@@ -42,7 +49,7 @@ impl Worker {
     }
 
     fn look_up(&mut self, now: Instant) {
-        self.look_ups.wanted = false;
+        (self.look_ups.wanted, self.look_ups.starved) = (false, false);
         self.look_ups.last_at = Some(now);
         self.look_ups.last_error = None;
         let bound = self.fleet.bound_tier().filter(|&tier| tier != 0);

@@ -1,0 +1,148 @@
+//! What becomes of a request's body when its call is sent again.
+
+use std::time::Duration;
+
+use h2::Reason;
+use http::uri::PathAndQuery;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Response, Status};
+use tonic_failover::{
+    client::{CallErrorKind, FailoverChannel},
+    demo::pb::{CounterReply, GetRequest, IncrementRequest, counter_client::CounterClient},
+};
+use tonic_prost::ProstCodec;
+
+use crate::{
+    common::{
+        DEADLINE, options,
+        scripted::{Act, End, Scripted},
+    },
+    stage::{Stage, kind, served, wait_for, watch},
+};
+
+/// A message with so many bytes on the wire, its head included.
+fn message(size: usize) -> IncrementRequest {
+    let text = size - 5 - if size > 16_384 { 4 } else { 3 };
+    IncrementRequest { by: 0, request_id: "x".repeat(text) }
+}
+
+/// A client stream of `count` messages that come one by one.
+async fn collect(
+    channel: FailoverChannel,
+    count: usize,
+    size: usize,
+) -> Result<Response<CounterReply>, Status> {
+    let (send, receive) = mpsc::channel(1);
+    tokio::spawn(async move {
+        for _ in 0..count {
+            // Not there at once: so the body cannot be kept.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            if send.send(message(size)).await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut request = Request::new(ReceiverStream::new(receive));
+    request.set_timeout(DEADLINE);
+    let mut client = tonic::client::Grpc::new(channel);
+    client.ready().await.unwrap();
+    let codec = ProstCodec::<IncrementRequest, CounterReply>::default();
+    client.client_streaming(request, PathAndQuery::from_static("/counter.v1.Counter/Collect"), codec).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_stream_that_never_left_moves_whole_to_another_connection() {
+    let script = |ask: &crate::common::scripted::Ask| {
+        if ask.path.ends_with("/Watch") { Act::Begin(1, End::Hang) } else { Act::Answer }
+    };
+    let server = Scripted::start(script).await;
+    let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    let (mut moved, mut refused, mut expected) = (0, 0, 0);
+    let mut streams = Vec::new();
+    for _ in 0..40 {
+        // Keeps the connection open while it takes no more calls.
+        streams.push(watch(stage.channel()).await.unwrap());
+        let before = expected + 5;
+        wait_for("the stream's request was read", || server.received() == before).await;
+        server.go_away();
+        // Time for the news to be read, or not: both must be well.
+        tokio::time::sleep(Duration::from_millis(u64::from(moved % 2 == 0))).await;
+        match collect(stage.channel(), 3, 1000).await {
+            Ok(reply) => {
+                moved += u32::from(served(&reply).1 > 1);
+                expected = before + 3000;
+                assert_eq!(server.received(), expected, "whole, and once");
+            }
+            // It had left before the news came, and part of the body was gone.
+            Err(status) => {
+                refused += 1;
+                expected = before;
+                assert_eq!(kind(&status), CallErrorKind::Refused);
+                assert_eq!(server.received(), before, "and no server has seen it");
+            }
+        }
+    }
+    println!("{moved} of 40 moved, {refused} were refused when part of them had left");
+    assert!(moved > 0, "no call met the connection that takes none");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_stream_that_was_consumed_is_not_replayed() {
+    let server = Scripted::start(|ask| match ask.number {
+        1 => Act::ReadThenReset(Reason::REFUSED_STREAM),
+        _ => Act::Answer,
+    })
+    .await;
+    let path = "/counter.v1.Counter/Collect";
+    let Some(stage) = Stage::with(options().safe_method(path), &[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    let status = collect(stage.channel(), 3, 1000).await.unwrap_err();
+    assert_eq!(kind(&status), CallErrorKind::Refused);
+    assert_eq!(server.asks().len(), 1, "what is left of it is no request");
+    collect(stage.channel(), 3, 1000).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_beyond_the_replay_limit_is_sent_whole_and_once() {
+    const SIZE: usize = 1024 * 1024;
+    for (limit, sent) in [(64 * 1024, 1), (2 * SIZE, 5)] {
+        let server = Scripted::start(|ask| match ask.number {
+            1 => Act::Answer,
+            _ => Act::ReadThenStatus(14, "busy"),
+        })
+        .await;
+        let Some(stage) = Stage::with(options().replay_limit(limit), &[("a", server.port)]).await else {
+            return;
+        };
+        let stage = stage.ready(1).await;
+        let mut client = CounterClient::new(stage.channel());
+        client.increment(message(SIZE)).await.unwrap();
+        assert_eq!(server.received(), SIZE);
+        let request_id = message(SIZE).request_id;
+        let status = client.get(GetRequest { request_id }).await.unwrap_err();
+        assert_eq!((status.code(), status.message()), (Code::Unavailable, "busy"));
+        assert_eq!(server.asks().len(), 1 + sent, "limit {limit}");
+        assert_eq!(server.received(), SIZE + sent * SIZE);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_of_ready_messages_is_kept_and_resent_like_a_single_one() {
+    let server = Scripted::start(|ask| match ask.number {
+        1 => Act::ReadThenReset(Reason::REFUSED_STREAM),
+        _ => Act::Answer,
+    })
+    .await;
+    let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    let mut client = tonic::client::Grpc::new(stage.channel());
+    client.ready().await.unwrap();
+    let codec = ProstCodec::<IncrementRequest, CounterReply>::default();
+    let path = PathAndQuery::from_static("/counter.v1.Counter/Collect");
+    let messages = tokio_stream::iter([message(1000), message(1000)]);
+    let reply = client.client_streaming(Request::new(messages), path, codec).await.unwrap();
+    assert_eq!(served(&reply).1, 2);
+    assert_eq!(server.received(), 4000);
+}
