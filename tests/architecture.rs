@@ -137,3 +137,22 @@ fn no_source_is_longer_than_400_lines_without_its_tests() {
         .collect();
     assert!(long.is_empty(), "{long:?}");
 }
+
+#[test]
+fn each_requirement_names_tests_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    sources(&root.join("src"), &mut found);
+    sources(&root.join("tests"), &mut found);
+    let all: String = found.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let table = fs::read_to_string(root.join("docs/requirements.md")).unwrap();
+    let rows: Vec<_> = table.lines().filter(|line| line.starts_with("| R")).collect();
+    assert!(rows.len() >= 29, "every requirement has its row");
+    let mut missing = Vec::new();
+    for row in rows {
+        let tests: Vec<_> = row.split('|').nth(4).unwrap_or_default().split('`').skip(1).step_by(2).collect();
+        assert!(!tests.is_empty(), "no test: {row}");
+        missing.extend(tests.into_iter().filter(|test| !all.contains(&format!("fn {test}("))));
+    }
+    assert!(missing.is_empty(), "no such test: {missing:?}");
+}
