@@ -8,7 +8,6 @@
 use std::{
     fmt,
     future::Future,
-    io,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -16,9 +15,8 @@ use std::{
 };
 
 use http::Uri;
-use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
-use tokio::{net::TcpStream, time::timeout};
+use hyper_util::client::legacy::connect::HttpConnector;
+use tokio::time::timeout;
 use tonic::{
     Code, Status,
     transport::{self, Channel},
@@ -32,7 +30,7 @@ use super::{
     details::Checked,
     endpoint::{Endpoint, Link},
     options::ServiceOptions,
-    report::LossCause,
+    socket::WatchedIo,
 };
 use crate::Instance;
 
@@ -199,56 +197,7 @@ impl Service<Uri> for OneShot {
             let mut http = HttpConnector::new();
             http.enforce_http(false);
             http.set_nodelay(true);
-            Ok(WatchedIo { io: http.call(uri).await?, link })
+            Ok(WatchedIo::new(http.call(uri).await?, link))
         })
-    }
-}
-
-/// A socket that tells when it is closed: within a millisecond of a peer's
-/// death, without any call, and long before the registry knows.
-struct WatchedIo {
-    io: TokioIo<TcpStream>,
-    link: Arc<Link>,
-}
-
-impl Drop for WatchedIo {
-    fn drop(&mut self) {
-        self.link.lose(LossCause::Closed);
-    }
-}
-
-impl Read for WatchedIo {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
-    }
-}
-
-impl Write for WatchedIo {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
     }
 }

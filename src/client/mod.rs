@@ -40,6 +40,7 @@ mod resolver;
 mod response;
 mod retry;
 mod service;
+mod socket;
 mod status;
 mod worker;
 
