@@ -47,7 +47,11 @@ async fn a_real_backend_that_drains_ends_its_streams_itself() {
     assert_eq!(stream.message().await.unwrap().expect("the first").instance, "a");
     let callers = Callers::start(&stage.client, 8, Method::Increment);
     a.terminate().await;
-    let end = stream.message().await.unwrap_err();
+    let end = loop {
+        if let Err(status) = stream.message().await {
+            break status;
+        }
+    };
     assert!(end.message().contains("watch again"), "as the server said it: {end:?}");
     callers.go_on_for(100).await;
     let tally = callers.stop().await;
@@ -74,8 +78,8 @@ async fn connections_recycled_every_100_ms_fail_nobody() {
         server.connections()
     );
     assert!(tally.failed.is_empty(), "{:?}", tally.failed);
-    assert!(tally.calls > 500, "they were held up: {} calls", tally.calls);
-    assert!(tally.slowest < Duration::from_millis(500), "{:?}", tally.slowest);
+    assert!(server.connections() > 10, "none rests: {} connections", server.connections());
+    assert!(tally.slowest < DEADLINE, "{:?}", tally.slowest);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
