@@ -16,7 +16,7 @@ use std::error::Error;
 
 use tonic::{Code, Status};
 
-use super::report::LossCause;
+use super::{answer::NoEnd, report::LossCause};
 
 /// What is proven about a request that got no response headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +53,10 @@ pub(crate) fn judge(error: &(dyn Error + 'static)) -> Verdict {
             // Our connections connect once, before they are used: a later
             // attempt to connect means that the first connection has ended.
             return Verdict::new(Proof::NeverSent, Some(LossCause::Closed));
+        }
+        if error.is::<NoEnd>() {
+            // One stream's fault.
+            return Verdict::new(Proof::MayHaveRun, None);
         }
         if error.is::<tonic::TimeoutExpired>() {
             return Verdict { proof: Proof::MayHaveRun, lost: None, timed_out: true };

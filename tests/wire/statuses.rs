@@ -133,7 +133,7 @@ async fn unavailable_in_the_trailers_counts_too_and_reaches_the_caller_as_it_cam
     register(stage.consul.registry(), "counter", "good", good.port).await;
     stage.until_ready(2).await;
     for _ in 0..5 {
-        let status = get(stage.channel(), DEADLINE).await.unwrap_err();
+        let status = increment(stage.channel(), DEADLINE).await.unwrap_err();
         assert_eq!((status.code(), status.message()), (Code::Unavailable, "as told"));
         assert!(CallError::of(&status).is_none());
     }
