@@ -122,7 +122,7 @@ async fn alone_it_fails_calls_in_time_and_serves_again_when_it_thaws() {
             matches!(kind, CallErrorKind::NothingUsable { .. } | CallErrorKind::DeadlineExceeded),
             "{kind:?}"
         );
-        assert!(took < Duration::from_secs(4), "{took:?}");
+        assert!(took < Duration::from_secs(6), "{took:?}");
         assert!(CallError::of(&status).unwrap().may_have_run(), "the first attempt may have run");
     }
     proxy.go_on();

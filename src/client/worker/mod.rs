@@ -7,12 +7,12 @@
 //! dials, probes -------+
 //! ```
 
+mod probes;
 mod publisher;
 mod sources;
 mod updates;
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -28,11 +28,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::util::rng::{HasherRng, Rng};
 
+use self::{probes::Probes, sources::News, updates::LookUps};
 pub(crate) use self::{
     publisher::Publisher,
     sources::{Others, Sources},
 };
-use self::{sources::News, updates::LookUps};
 use super::{
     connector::{ConnectError, Connector},
     endpoint::{Endpoint, Link},
@@ -52,11 +52,6 @@ struct Dialled {
     result: Result<Arc<Endpoint>, ConnectError>,
 }
 
-struct Probed {
-    endpoint: Arc<Endpoint>,
-    result: Result<(), ConnectError>,
-}
-
 /// The worker and all it owns: dropping its future ends every dial, probe,
 /// query and connection that nobody else holds.
 pub(crate) struct Worker {
@@ -70,9 +65,7 @@ pub(crate) struct Worker {
     reporter: mpsc::UnboundedSender<Report>,
     starving: Arc<AtomicBool>,
     dials: JoinSet<Dialled>,
-    probes: JoinSet<Probed>,
-    /// The connections being probed, and since when.
-    probing: HashMap<u64, Instant>,
+    probes: Probes,
     next_serial: u64,
     rng: HasherRng,
     look_ups: LookUps,
@@ -103,8 +96,7 @@ impl Worker {
             reporter: parts.reporter,
             starving: parts.starving,
             dials: JoinSet::new(),
-            probes: JoinSet::new(),
-            probing: HashMap::new(),
+            probes: Probes::default(),
             next_serial: 0,
             rng: HasherRng::new(),
             look_ups: LookUps::default(),
@@ -129,7 +121,7 @@ impl Worker {
                 news = self.sources.next() => self.on_news(news),
                 Some(report) = self.reports.recv() => self.on_report(report),
                 Some(Ok(dialled)) = self.dials.join_next() => self.on_dialled(dialled),
-                Some(Ok(probed)) = self.probes.join_next() => self.on_probed(probed),
+                Some(probed) = self.probes.next() => self.on_probed(probed),
                 () = wait => {}
             }
         }
@@ -178,15 +170,6 @@ impl Worker {
         self.dials.spawn(async move {
             Dialled { key: dial.key, attempt: dial.attempt, result: connect.await.map(Arc::new) }
         });
-    }
-
-    fn probe(&mut self, endpoint: Arc<Endpoint>, since: Instant) {
-        if self.probing.contains_key(&endpoint.serial()) {
-            return;
-        }
-        self.probing.insert(endpoint.serial(), since);
-        let probe = self.connector.probe(endpoint.clone());
-        self.probes.spawn(async move { Probed { endpoint, result: probe.await } });
     }
 
     fn publish(&mut self, plan: &mut Plan<Arc<Endpoint>>, now: Instant) {
@@ -311,29 +294,6 @@ impl Worker {
                 if let Some((instance, rest)) = ejected {
                     self.ejected(instance, cause, rest);
                 }
-            }
-        }
-    }
-
-    fn on_probed(&mut self, Probed { endpoint, result }: Probed) {
-        let now = Instant::now();
-        let since = self.probing.remove(&endpoint.serial()).unwrap_or(now);
-        match result {
-            Ok(()) => endpoint.link().acquit(),
-            // It lives, and says itself that it is the wrong one to ask.
-            Err(ConnectError::NotServing) => {
-                endpoint.link().acquit();
-                if self.fleet.ready_peers() > 1 {
-                    self.take_out(&endpoint, RebindCause::Failing, since, now);
-                    endpoint.link().retire();
-                }
-            }
-            // It answers others, if not the probe: busy, not dead.
-            Err(ConnectError::TimedOut(_)) if endpoint.link().heard_since(since) => endpoint.link().acquit(),
-            Err(_) => {
-                self.take_out(&endpoint, RebindCause::Unresponsive, since, now);
-                endpoint.link().abandon();
-                self.want_look_up();
             }
         }
     }

@@ -1,0 +1,93 @@
+//! Probing those who fell silent.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tokio::{task::JoinSet, time::Instant};
+
+use super::Worker;
+use crate::client::{connector::ConnectError, endpoint::Endpoint, event::RebindCause};
+
+/// How many probes in a row must time out before an instance without a ready
+/// peer is given up. It may be busy, so that the probe waits behind thousands of
+/// calls, and its calls have nowhere else to go.
+const WHEN_ALONE: u32 = 4;
+
+/// The probes under way.
+#[derive(Default)]
+pub(super) struct Probes {
+    tasks: JoinSet<Probed>,
+    /// By connection.
+    suspects: HashMap<u64, Suspicion>,
+}
+
+#[derive(Clone, Copy)]
+struct Suspicion {
+    since: Instant,
+    unanswered: u32,
+}
+
+pub(super) struct Probed {
+    endpoint: Arc<Endpoint>,
+    result: Result<(), ConnectError>,
+}
+
+impl Probes {
+    pub(super) fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    /// The next probe that has ended. `None` where there is none.
+    pub(super) async fn next(&mut self) -> Option<Probed> {
+        // The tasks do not panic, and are aborted only with this.
+        self.tasks.join_next().await?.ok()
+    }
+}
+
+impl Worker {
+    /// Asks the instance for a sign of life, unless that is under way.
+    pub(super) fn probe(&mut self, endpoint: Arc<Endpoint>, since: Instant) {
+        if !self.probes.suspects.contains_key(&endpoint.serial()) {
+            self.send_probe(endpoint, Suspicion { since, unanswered: 0 });
+        }
+    }
+
+    fn send_probe(&mut self, endpoint: Arc<Endpoint>, suspicion: Suspicion) {
+        self.probes.suspects.insert(endpoint.serial(), suspicion);
+        let probe = self.connector.probe(endpoint.clone());
+        self.probes.tasks.spawn(async move { Probed { endpoint, result: probe.await } });
+    }
+
+    pub(super) fn on_probed(&mut self, Probed { endpoint, result }: Probed) {
+        let (now, link) = (Instant::now(), endpoint.link());
+        let Some(suspicion) = self.probes.suspects.remove(&endpoint.serial()) else { return };
+        match result {
+            Ok(()) => link.acquit(),
+            // It lives, and says itself that it is the wrong one to ask.
+            Err(ConnectError::NotServing) => {
+                link.acquit();
+                if self.fleet.ready_peers() > 1 {
+                    self.take_out(&endpoint, RebindCause::Failing, suspicion.since, now);
+                    link.retire();
+                }
+            }
+            // It answers others, if not the probe: busy, not dead.
+            Err(ConnectError::TimedOut(_)) if link.heard_since(suspicion.since) => link.acquit(),
+            Err(ConnectError::TimedOut(_))
+                if suspicion.unanswered + 1 < WHEN_ALONE && self.is_alone(&endpoint) =>
+            {
+                let unanswered = suspicion.unanswered + 1;
+                self.send_probe(endpoint, Suspicion { unanswered, ..suspicion });
+            }
+            Err(_) => {
+                self.take_out(&endpoint, RebindCause::Unresponsive, suspicion.since, now);
+                link.abandon();
+                self.want_look_up();
+            }
+        }
+    }
+
+    /// In use, and nothing is known that could take its place.
+    fn is_alone(&self, endpoint: &Endpoint) -> bool {
+        endpoint.is_usable() && self.fleet.ready_peers() < 2 && self.fleet.len() < 2
+    }
+}
