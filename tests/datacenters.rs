@@ -157,6 +157,59 @@ async fn a_hung_datacenter_costs_the_next_one_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_datacenter_that_is_lost_is_nothing_to_the_own_one() {
+    let Some([dc1, mut dc2]) = datacenters().await else { return };
+    let _a = backend("a", &dc1).await;
+    let _c = backend("c", &dc2).await;
+    let warm = builder(&dc1.url()).fallback(Fallback::nearest()).keep_warm(true);
+    let client = handle(warm.wait(Duration::from_secs(1)));
+    let record = Record::of(&client);
+    let other = |c: &GrpcClient| c.status().datacenters.get(1).cloned().unwrap_or_default();
+    until(&client, "both are ready", |c| bound(c).as_deref() == Some("a") && other(c).ready == 1).await;
+    let callers = Callers::start(&client, 8, Method::Increment);
+    // Hung, then dead: each is told of, and that is all.
+    dc2.pause().unwrap();
+    until(&client, "it is stale", |c| other(c).stale_since.is_some()).await;
+    assert!(client.status().to_string().contains("dc2 stale for "), "{}", client.status());
+    callers.go_on_for(50).await;
+    dc2.kill().await.unwrap();
+    callers.go_on_for(50).await;
+    assert_eq!(other(&client).ready, 1, "its instance is kept warm all the same");
+    let tally = callers.stop().await;
+    faultless("dc2 lost", &tally);
+    assert!(tally.slowest < Duration::from_secs(1), "{:?}", tally.slowest);
+    assert_eq!((record.episodes(), moved(&record)), ((1, 0), (0, 0)), "{:#?}", record.words());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_stay_in_the_other_datacenter_when_its_registry_is_lost_too() {
+    let Some([mut dc1, mut dc2]) = datacenters().await else { return };
+    let mut a = backend("a", &dc1).await;
+    let mut c = backend("c", &dc2).await;
+    let _d = backend("d", &dc2).await;
+    let client = handle(builder(&dc1.url()).fallback(Fallback::nearest()));
+    until_bound_to(&client, "a").await;
+    let callers = Callers::start(&client, 8, Method::Get);
+    a.kill().await;
+    until(&client, "bound in dc2, a spare ready", |c| {
+        c.status().datacenters.get(1).is_some_and(|dc| dc.ready == 2)
+    })
+    .await;
+    dc2.kill().await.unwrap();
+    until(&client, "it is stale", |c| c.status().datacenters[1].stale_since.is_some()).await;
+    callers.go_on_for(50).await;
+    dc1.kill().await.unwrap();
+    until(&client, "both are stale", |c| c.status().datacenters.iter().all(|dc| dc.stale_since.is_some()))
+        .await;
+    callers.go_on_for(50).await;
+    // Without any registry the other known instance takes over.
+    c.kill().await;
+    until_bound_to(&client, "d").await;
+    callers.go_on_for(50).await;
+    faultless("no registry at all", &callers.stop().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_order_given_is_kept_and_the_own_datacenter_is_skipped_in_it() {
     let cluster = Cluster::start(["dc1", "dc2", "dc3"]).await.unwrap();
     let mut backends = Vec::new();

@@ -301,14 +301,20 @@ async fn an_instance_that_moves_to_another_port_is_another_instance() {
     register(consul.registry(), "counter", "a", old.port).await;
     let client = common::client(&consul.url());
     until_bound_to(&client, "a").await;
-    let new = Backend::start("a").await;
-    register(consul.registry(), "counter", "a", new.port).await;
-    until(&client, "the new port is bound", |c| {
-        c.status().bound.is_some_and(|i| i.id.authority().ends_with(&format!(":{}", new.port)))
-    })
-    .await;
-    old.kill().await;
-    assert_eq!(get(client.channel()).await.unwrap().attempts, 1);
+    let callers = Callers::start(&client, 8, Method::Increment);
+    for _ in 0..3 {
+        let new = Backend::start("a").await;
+        register(consul.registry(), "counter", "a", new.port).await;
+        until(&client, "the new port is bound", |c| {
+            c.status().bound.is_some_and(|i| i.id.authority().ends_with(&format!(":{}", new.port)))
+        })
+        .await;
+        callers.go_on_for(30).await;
+        // It has finished what it had.
+        old.terminate().await;
+        old = new;
+    }
+    faultless("from port to port", &callers.stop().await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tonic_failover::{
     client::{ConsulServiceBuilder, GrpcClient, Policy},
     consul::{Consistency, ConsulConfig},
-    testkit::{Agent, ConsulProcess, Faults, Registry, Switch},
+    testkit::{Agent, Check, ConsulProcess, Faults, Registration, Registry, Switch},
 };
 
 /// Two instances that the registry calls passing for ever, a client bound to one
@@ -115,6 +115,56 @@ async fn calls_go_on_while_consul_is_killed_and_comes_back_having_forgotten_ever
     let record = stage.end("Consul killed and empty").await;
     assert_eq!(record.episodes(), (1, 1), "{:#?}", record.words());
     assert_eq!(record.bound().len(), 1, "no reason to move: {:#?}", record.words());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instances_that_register_again_by_themselves_are_followed_without_a_failed_call() {
+    let Some(mut consul) = consul().await else { return };
+    let mut backends = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        backends.push(Backend::start_with(name, 0, &consul.url(), &[]).await);
+    }
+    let client = common::client(&consul.url());
+    let record = Record::of(&client);
+    until(&client, "all are known", |c| first(c).known == 4 && first(c).ready == 2).await;
+    let callers = Callers::start(&client, 16, Method::Increment);
+    for round in 1..=2 {
+        consul.kill().await.unwrap();
+        until(&client, "it is stale", |c| first(c).stale_since.is_some()).await;
+        callers.go_on_for(100).await;
+        consul.restart().await.unwrap();
+        until(&client, "all are known again", |c| {
+            first(c).stale_since.is_none() && first(c).empty_since.is_none() && first(c).known == 4
+        })
+        .await;
+        callers.go_on_for(100).await;
+        assert_eq!(record.episodes(), (round, round), "{:#?}", record.words());
+    }
+    print("registered again by themselves", &callers.stop().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_hides_its_instances_after_a_restart_ends_nothing() {
+    let Some(bin) = common::consul_bin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut consul = ConsulProcess::builder(bin).server(folder.path()).start().await.unwrap();
+    let (a, b) = (Backend::start("a").await, Backend::start("b").await);
+    for backend in [&a, &b] {
+        let at = format!("127.0.0.1:{}", backend.port);
+        let entry =
+            Registration::new("counter", &backend.name, "127.0.0.1", backend.port).check(Check::grpc(at));
+        consul.registry().register(&entry).await.unwrap();
+    }
+    let client = common::client(&consul.url());
+    let record = Record::of(&client);
+    until(&client, "both are ready", |c| first(c).ready == 2).await;
+    let callers = Callers::start(&client, 8, Method::Increment);
+    consul.restart().await.unwrap();
+    until(&client, "the registry is back", |_| record.episodes() == (1, 1)).await;
+    until(&client, "both are listed", |c| first(c).known == 2 && first(c).empty_since.is_none()).await;
+    callers.go_on_for(100).await;
+    print("hidden by a restart", &callers.stop().await);
+    println!("{:#?}", record.words());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
