@@ -4,7 +4,7 @@ mod common;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use common::{Backend, Callers, Method, builder, deregister, options, record::Record, register, until};
+use common::{Backend, Callers, Method, deregister, record::Record, register, steady, until};
 use tonic_failover::{
     client::{ConsulService, Policy},
     consul::ConsulConfig,
@@ -165,7 +165,7 @@ async fn storm(policy: Policy, seed: u64) {
     let config = ConsulConfig::new(&world.agent.url()).unwrap().request_timeout(Duration::from_millis(500));
     let service = ConsulService::builder(config)
         .wait(Duration::from_secs(1))
-        .service(options().policy(policy))
+        .service(steady().policy(policy))
         .build()
         .unwrap();
     let client = service.grpc_client("counter").unwrap();

@@ -5,8 +5,8 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Backend, Callers, Method, Tally, bound, builder, consul_bin, deregister, get, options, record::Record,
-    register, until, until_bound_to,
+    Backend, Callers, Method, Tally, bound, builder, consul_bin, deregister, get, record::Record, register,
+    steady, until, until_bound_to,
 };
 use tokio::time::Instant;
 use tonic_failover::{
@@ -36,7 +36,7 @@ async fn backend(name: &str, consul: &ConsulProcess) -> Backend {
 }
 
 fn handle(builder: ConsulServiceBuilder) -> GrpcClient {
-    builder.service(options()).build().unwrap().grpc_client("counter").unwrap()
+    builder.service(steady()).build().unwrap().grpc_client("counter").unwrap()
 }
 
 fn moved(record: &Record) -> (usize, usize) {
@@ -237,7 +237,7 @@ async fn other_agents_serve_when_the_own_one_is_gone_entirely() {
     let Some([mut dc1, dc2]) = datacenters().await else { return };
     let mut a = backend("a", &dc1).await;
     let _c = backend("c", &dc2).await;
-    let other = |url: &str| builder(url).name("elsewhere").service(options()).build().unwrap();
+    let other = |url: &str| builder(url).name("elsewhere").service(steady()).build().unwrap();
     let here = other(&dc1.url());
     let client = handle(builder(&dc1.url()).fallback(Fallback::services([here, other(&dc2.url())])));
     until_bound_to(&client, "a").await;
@@ -288,7 +288,7 @@ async fn a_slow_datacenter_is_waited_for_though_a_dead_local_instance_is_tried_a
     let c = Backend::start("c").await;
     register(there.registry(), "counter", "c", c.port).await;
     there.faults().slow(Duration::from_secs(3));
-    let other = builder(&there.url()).service(options()).build().unwrap();
+    let other = builder(&there.url()).service(steady()).build().unwrap();
     let client = handle(builder(&here.url()).fallback(Fallback::services([other])));
     until_bound_to(&client, "c").await;
     assert_eq!(get(client.channel()).await.unwrap().instance.name, "c");
