@@ -242,12 +242,16 @@ async fn other_agents_serve_when_the_own_one_is_gone_entirely() {
     let client = handle(builder(&dc1.url()).fallback(Fallback::services([here, other(&dc2.url())])));
     until_bound_to(&client, "a").await;
     assert_eq!(client.status().datacenters.len(), 2, "the own agent is skipped");
+    let record = Record::of(&client);
     let callers = Callers::start(&client, 8, Method::Get);
     dc1.kill().await.unwrap();
     a.kill().await;
     until_bound_to(&client, "c").await;
     callers.go_on_for(50).await;
     faultless("other agents", &callers.stop().await);
+    // The event names the datacenter, whatever the other agent is called.
+    let over = |event: &FailoverEvent| matches!(event, FailoverEvent::FellBack { from, to, .. } if from == "dc1" && to == "dc2");
+    record.until("it is told", |r| r.count(over) == 1).await;
 
     // One that starts without its own agent finds its way as well.
     let late = handle(builder(&dc1.url()).fallback(Fallback::services([other(&dc2.url())])));
