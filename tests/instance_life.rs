@@ -14,6 +14,7 @@ use rustix::process::Signal;
 use tokio::time::Instant;
 use tonic_failover::{
     client::{CallError, CallErrorKind, DatacenterStatus, FailoverEvent, GrpcClient, RebindCause},
+    demo::pb::{GetRequest, counter_client::CounterClient},
     testkit::{Agent, ConsulProcess},
 };
 
@@ -245,6 +246,26 @@ async fn news_that_an_instance_is_back_ends_its_rest() {
     let _a = registered("a", a.port, &consul).await;
     until(&client, "it is dialled at once", |c| first(c).ready == 2).await;
     drop(b);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resting_instance_is_tried_soon_when_it_is_the_last_one() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let (mut a, mut b) = (Backend::start("a").await, Backend::start("b").await);
+    register(agent.registry(), "counter", "a", a.port).await;
+    register(agent.registry(), "counter", "b", b.port).await;
+    let hour = Duration::from_secs(3600);
+    let client = builder(&agent.url()).service(steady().ejection(hour, hour)).build().unwrap();
+    let client = client.grpc_client("counter").unwrap();
+    until(&client, "both are ready", |c| first(c).ready == 2).await;
+    a.kill().await;
+    until(&client, "it rests", |c| first(c).ejected == 1).await;
+    let _a = Backend::start_with("a", a.port, common::NOWHERE, &[]).await;
+    b.kill().await;
+    let mut request = tonic::Request::new(GetRequest::default());
+    request.set_timeout(Duration::from_secs(1));
+    let answer = CounterClient::new(client.channel()).get(request).await;
+    assert!(answer.is_ok(), "{answer:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
