@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{Backend, Callers, Method, deregister, record::Record, register, steady, until};
 use tonic_failover::{
-    client::{ConsulService, Policy},
+    client::{ConsulService, GrpcClient, Policy},
     consul::ConsulConfig,
     testkit::{Agent, Switch},
 };
@@ -28,6 +28,7 @@ impl Rng for Dice {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Kill,
+    KillBound,
     Terminate,
     Start,
     Deregister,
@@ -35,13 +36,14 @@ enum Step {
     Fault,
     Mend,
     Forget,
-    FallBack,
+    FallingIndex,
     Update,
     Calm,
 }
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     Step::Kill,
+    Step::KillBound,
     Step::Terminate,
     Step::Start,
     Step::Deregister,
@@ -49,21 +51,25 @@ const STEPS: [Step; 11] = [
     Step::Fault,
     Step::Mend,
     Step::Forget,
-    Step::FallBack,
+    Step::FallingIndex,
     Step::Update,
     Step::Calm,
 ];
 
-/// One instance that may be dead, unlisted or both; `anchor` never is.
+/// One instance.
 struct Instance {
     port: u16,
     alive: Option<Backend>,
+    listed: bool,
+    /// The client has known it while it was alive and listed, and since then it
+    /// has been both.
+    sure: bool,
 }
 
 struct World {
     agent: Agent,
-    others: BTreeMap<&'static str, Instance>,
-    anchor: Backend,
+    client: GrpcClient,
+    instances: BTreeMap<String, Instance>,
     fault: Option<Switch>,
     dice: Dice,
 }
@@ -73,8 +79,15 @@ impl World {
         usize::try_from(self.dice.next_u64() % n as u64).unwrap()
     }
 
-    async fn list(&self, name: &str, port: u16) {
-        register(self.agent.registry(), "counter", name, port).await;
+    /// Whether another one would go on answering.
+    fn may_lose(&self, name: &str) -> bool {
+        self.instances.iter().any(|(other, it)| other != name && it.sure)
+    }
+
+    async fn list(&mut self, name: &str) {
+        let instance = self.instances.get_mut(name).unwrap();
+        instance.listed = true;
+        register(self.agent.registry(), "counter", name, instance.port).await;
     }
 
     /// Faults of the health endpoint alone, so that the test can still register.
@@ -99,42 +112,68 @@ impl World {
         }
     }
 
-    async fn step(&mut self, step: Step, service: &ConsulService) {
-        let names: Vec<_> = self.others.keys().copied().collect();
-        let pick = self.below(names.len());
-        let name = names[pick];
-        let port = self.others[name].port;
-        let instance = self.others.get_mut(name).unwrap();
+    async fn step(&mut self, step: Step) {
+        let names: Vec<_> = self.instances.keys().cloned().collect();
+        let mut name = names[self.below(names.len())].clone();
+        if matches!(step, Step::KillBound) {
+            name = self.client.status().bound.map_or(name, |i| i.name.clone());
+        }
+        let may_lose = self.may_lose(&name);
+        let instance = self.instances.get_mut(&name).unwrap();
         match step {
-            Step::Kill => {
-                if let Some(mut backend) = instance.alive.take() {
-                    backend.kill().await;
+            Step::Kill | Step::KillBound | Step::Terminate if may_lose => {
+                instance.sure = false;
+                match instance.alive.take() {
+                    Some(mut backend) if matches!(step, Step::Terminate) => backend.terminate().await,
+                    Some(mut backend) => backend.kill().await,
+                    None => {}
                 }
             }
-            Step::Terminate => {
-                if let Some(mut backend) = instance.alive.take() {
-                    backend.terminate().await;
-                }
+            Step::Start if instance.alive.is_none() => {
+                instance.alive = Some(Backend::start_with(&name, instance.port, common::NOWHERE, &[]).await);
             }
-            Step::Start => {
-                if instance.alive.is_none() {
-                    instance.alive = Some(Backend::start_with(name, port, common::NOWHERE, &[]).await);
-                }
+            Step::Deregister if may_lose => {
+                (instance.sure, instance.listed) = (false, false);
+                deregister(self.agent.registry(), &name).await;
             }
-            Step::Deregister => deregister(self.agent.registry(), name).await,
-            Step::Register => self.list(name, port).await,
+            Step::Register => self.list(&name).await,
             Step::Fault => self.fail(),
             Step::Mend => self.mend(),
-            Step::Forget => {
-                self.agent.restart_empty().await;
-                // The anchor first: a list without it, of dead ones, would be believed.
-                self.list("anchor", self.anchor.port).await;
-            }
-            Step::FallBack => self.agent.faults().reset_index(),
+            Step::Forget => self.forget().await,
+            Step::FallingIndex => self.agent.faults().reset_index(),
             Step::Update => {
-                let _ = service.update_grpc_client("counter").await;
+                // That it fails while Consul does is no failure here.
+                let _ = self.client.consul_service().update_grpc_client("counter").await;
             }
-            Step::Calm => {}
+            _ => {}
+        }
+    }
+
+    /// The agent forgets all. One that answers registers first: a list of dead
+    /// ones alone would be believed.
+    async fn forget(&mut self) {
+        self.agent.restart_empty().await;
+        let first = self.instances.iter().find(|(_, it)| it.sure).map(|(name, _)| name.clone()).unwrap();
+        for (name, instance) in &mut self.instances {
+            instance.listed = false;
+            instance.sure &= *name == first;
+        }
+        self.list(&first).await;
+    }
+
+    /// Where the registry is well: waits until the client knows what it lists.
+    async fn settle(&mut self) {
+        if self.fault.is_some() {
+            return;
+        }
+        let listed = self.instances.values().filter(|it| it.listed).count();
+        until(&self.client, &format!("{listed} are known"), |c| {
+            let dc = c.status().datacenters.first().cloned().unwrap_or_default();
+            dc.known == listed && dc.stale_since.is_none() && dc.empty_since.is_none()
+        })
+        .await;
+        for instance in self.instances.values_mut() {
+            instance.sure = instance.listed && instance.alive.is_some();
         }
     }
 }
@@ -151,18 +190,7 @@ async fn no_safe_call_fails_while_one_known_instance_answers() {
 
 async fn storm(policy: Policy, seed: u64) {
     let agent = Agent::start("dc1").await.unwrap();
-    let anchor = Backend::start("anchor").await;
-    let mut others = BTreeMap::new();
-    for name in ["a", "b", "c"] {
-        let backend = Backend::start(name).await;
-        others.insert(name, Instance { port: backend.port, alive: Some(backend) });
-    }
-    let mut world = World { agent, others, anchor, fault: None, dice: Dice(seed) };
-    world.list("anchor", world.anchor.port).await;
-    for name in ["a", "b", "c"] {
-        world.list(name, world.others[name].port).await;
-    }
-    let config = ConsulConfig::new(&world.agent.url()).unwrap().request_timeout(Duration::from_millis(500));
+    let config = ConsulConfig::new(&agent.url()).unwrap().request_timeout(Duration::from_millis(500));
     let service = ConsulService::builder(config)
         .wait(Duration::from_secs(1))
         .service(steady().policy(policy))
@@ -170,17 +198,24 @@ async fn storm(policy: Policy, seed: u64) {
         .unwrap();
     let client = service.grpc_client("counter").unwrap();
     let record = Record::of(&client);
-    until(&client, "all are known", |c| c.status().datacenters.first().is_some_and(|dc| dc.known == 4)).await;
-    client.ready().await.unwrap();
-    let callers = Callers::start(&client, 8, Method::Get);
+    let mut world = World { agent, client, instances: BTreeMap::new(), fault: None, dice: Dice(seed) };
+    for name in ["a", "b", "c", "d"] {
+        let backend = Backend::start(name).await;
+        let instance = Instance { port: backend.port, alive: Some(backend), listed: false, sure: false };
+        world.instances.insert(name.to_owned(), instance);
+        world.list(name).await;
+    }
+    world.settle().await;
+    world.client.ready().await.unwrap();
+    let callers = Callers::start(&world.client, 8, Method::Get);
     let mut steps = Vec::new();
-    for _ in 0..60 {
+    for _ in 0..80 {
         let step = STEPS[world.below(STEPS.len())];
         steps.push(step);
-        world.step(step, &service).await;
+        world.step(step).await;
         let calls = 1 + world.below(60);
         callers.go_on_for(calls as u64).await;
-        assert!(!client.binding().is_empty(), "{steps:?}");
+        world.settle().await;
     }
     let tally = callers.stop().await;
     println!("{} calls, {} resent, slowest {:?}", tally.calls, tally.resent, tally.slowest);
@@ -188,23 +223,28 @@ async fn storm(policy: Policy, seed: u64) {
 
     // When all is well again, all of it is in use again.
     world.mend();
-    for name in ["a", "b", "c"] {
+    for name in ["a", "b", "c", "d"] {
         world.step_back(name).await;
     }
-    until(&client, "all are known again", |c| {
-        let dc = c.status().datacenters[0].clone();
-        dc.known == 4 && dc.stale_since.is_none() && dc.empty_since.is_none() && dc.ready >= 2
-    })
-    .await;
+    world.settle().await;
+    let wanted = if policy == Policy::RoundRobin { 4 } else { 2 };
+    until(&world.client, "as many are ready as are wanted", |c| c.status().datacenters[0].ready == wanted)
+        .await;
 }
 
 impl World {
-    async fn step_back(&mut self, name: &'static str) {
-        let instance = self.others.get_mut(name).unwrap();
-        let port = instance.port;
+    async fn step_back(&mut self, name: &str) {
+        // Out and in again: news that ends every rest.
+        let instance = self.instances.get_mut(name).unwrap();
         if instance.alive.is_none() {
-            instance.alive = Some(Backend::start_with(name, port, common::NOWHERE, &[]).await);
+            instance.alive = Some(Backend::start_with(name, instance.port, common::NOWHERE, &[]).await);
         }
-        self.list(name, port).await;
+        if self.may_lose(name) {
+            deregister(self.agent.registry(), name).await;
+            self.instances.get_mut(name).unwrap().listed = false;
+            self.settle().await;
+        }
+        self.list(name).await;
+        self.settle().await;
     }
 }
