@@ -5,8 +5,8 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Backend, Callers, Method, Tally, bound, builder, consul_bin, deregister, get, options, record::Record,
-    register, until, until_bound_to,
+    Backend, Callers, Method, Tally, bound, builder, consul_bin, deregister, get, record::Record, register,
+    steady, until, until_bound_to,
 };
 use tokio::time::Instant;
 use tonic_failover::{
@@ -36,7 +36,7 @@ async fn backend(name: &str, consul: &ConsulProcess) -> Backend {
 }
 
 fn handle(builder: ConsulServiceBuilder) -> GrpcClient {
-    builder.service(options()).build().unwrap().grpc_client("counter").unwrap()
+    builder.service(steady()).build().unwrap().grpc_client("counter").unwrap()
 }
 
 fn moved(record: &Record) -> (usize, usize) {
@@ -157,6 +157,59 @@ async fn a_hung_datacenter_costs_the_next_one_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_datacenter_that_is_lost_is_nothing_to_the_own_one() {
+    let Some([dc1, mut dc2]) = datacenters().await else { return };
+    let _a = backend("a", &dc1).await;
+    let _c = backend("c", &dc2).await;
+    let warm = builder(&dc1.url()).fallback(Fallback::nearest()).keep_warm(true);
+    let client = handle(warm.wait(Duration::from_secs(1)));
+    let record = Record::of(&client);
+    let other = |c: &GrpcClient| c.status().datacenters.get(1).cloned().unwrap_or_default();
+    until(&client, "both are ready", |c| bound(c).as_deref() == Some("a") && other(c).ready == 1).await;
+    let callers = Callers::start(&client, 8, Method::Increment);
+    // Hung, then dead: each is told of, and that is all.
+    dc2.pause().unwrap();
+    until(&client, "it is stale", |c| other(c).stale_since.is_some()).await;
+    assert!(client.status().to_string().contains("dc2 stale for "), "{}", client.status());
+    callers.go_on_for(50).await;
+    dc2.kill().await.unwrap();
+    callers.go_on_for(50).await;
+    assert_eq!(other(&client).ready, 1, "its instance is kept warm all the same");
+    let tally = callers.stop().await;
+    faultless("dc2 lost", &tally);
+    assert!(tally.slowest < Duration::from_secs(1), "{:?}", tally.slowest);
+    assert_eq!((record.episodes(), moved(&record)), ((1, 0), (0, 0)), "{:#?}", record.words());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_stay_in_the_other_datacenter_when_its_registry_is_lost_too() {
+    let Some([mut dc1, mut dc2]) = datacenters().await else { return };
+    let mut a = backend("a", &dc1).await;
+    let mut c = backend("c", &dc2).await;
+    let _d = backend("d", &dc2).await;
+    let client = handle(builder(&dc1.url()).fallback(Fallback::nearest()));
+    until_bound_to(&client, "a").await;
+    let callers = Callers::start(&client, 8, Method::Get);
+    a.kill().await;
+    until(&client, "bound in dc2, a spare ready", |c| {
+        c.status().datacenters.get(1).is_some_and(|dc| dc.ready == 2)
+    })
+    .await;
+    dc2.kill().await.unwrap();
+    until(&client, "it is stale", |c| c.status().datacenters[1].stale_since.is_some()).await;
+    callers.go_on_for(50).await;
+    dc1.kill().await.unwrap();
+    until(&client, "both are stale", |c| c.status().datacenters.iter().all(|dc| dc.stale_since.is_some()))
+        .await;
+    callers.go_on_for(50).await;
+    // Without any registry the other known instance takes over.
+    c.kill().await;
+    until_bound_to(&client, "d").await;
+    callers.go_on_for(50).await;
+    faultless("no registry at all", &callers.stop().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_order_given_is_kept_and_the_own_datacenter_is_skipped_in_it() {
     let cluster = Cluster::start(["dc1", "dc2", "dc3"]).await.unwrap();
     let mut backends = Vec::new();
@@ -184,17 +237,21 @@ async fn other_agents_serve_when_the_own_one_is_gone_entirely() {
     let Some([mut dc1, dc2]) = datacenters().await else { return };
     let mut a = backend("a", &dc1).await;
     let _c = backend("c", &dc2).await;
-    let other = |url: &str| builder(url).name("elsewhere").service(options()).build().unwrap();
+    let other = |url: &str| builder(url).name("elsewhere").service(steady()).build().unwrap();
     let here = other(&dc1.url());
     let client = handle(builder(&dc1.url()).fallback(Fallback::services([here, other(&dc2.url())])));
     until_bound_to(&client, "a").await;
     assert_eq!(client.status().datacenters.len(), 2, "the own agent is skipped");
+    let record = Record::of(&client);
     let callers = Callers::start(&client, 8, Method::Get);
     dc1.kill().await.unwrap();
     a.kill().await;
     until_bound_to(&client, "c").await;
     callers.go_on_for(50).await;
     faultless("other agents", &callers.stop().await);
+    // The event names the datacenter, whatever the other agent is called.
+    let over = |event: &FailoverEvent| matches!(event, FailoverEvent::FellBack { from, to, .. } if from == "dc1" && to == "dc2");
+    record.until("it is told", |r| r.count(over) == 1).await;
 
     // One that starts without its own agent finds its way as well.
     let late = handle(builder(&dc1.url()).fallback(Fallback::services([other(&dc2.url())])));
@@ -235,7 +292,7 @@ async fn a_slow_datacenter_is_waited_for_though_a_dead_local_instance_is_tried_a
     let c = Backend::start("c").await;
     register(there.registry(), "counter", "c", c.port).await;
     there.faults().slow(Duration::from_secs(3));
-    let other = builder(&there.url()).service(options()).build().unwrap();
+    let other = builder(&there.url()).service(steady()).build().unwrap();
     let client = handle(builder(&here.url()).fallback(Fallback::services([other])));
     until_bound_to(&client, "c").await;
     assert_eq!(get(client.channel()).await.unwrap().instance.name, "c");

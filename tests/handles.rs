@@ -624,3 +624,51 @@ async fn the_last_channel_alone_keeps_the_service_running() {
     alone.until_empty("the last channel is dropped").await;
     agent.wait_for(|it| it.connections == 0).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handles_are_made_and_dropped_on_threads_without_a_runtime() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let _a = one(agent.registry(), "counter", "a").await;
+    let service = builder(&agent.url()).service(options()).build().unwrap();
+    let made = tokio::task::spawn_blocking(move || {
+        let elsewhere = std::thread::spawn(move || {
+            let client = service.grpc_client("counter").unwrap();
+            (client.channel(), client.status(), client.events(), client.subscribe())
+        });
+        elsewhere.join().expect("it does not panic")
+    });
+    let (channel, ..) = made.await.unwrap();
+    assert_eq!(get(channel.clone()).await.unwrap().instance.name, "a");
+    let dropped = tokio::task::spawn_blocking(move || std::thread::spawn(move || drop(channel)).join());
+    dropped.await.unwrap().expect("it does not panic");
+    agent.wait_for(|it| it.connections == 0).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_after_the_end_of_their_runtime_are_refused_and_do_not_hang() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let _a = one(agent.registry(), "counter", "a").await;
+    let (alone, url) = (Alone::new(), agent.url());
+    let client = alone
+        .run(async move {
+            let client = service_at(url)().grpc_client("counter").unwrap();
+            client.ready().await.unwrap();
+            client
+        })
+        .await;
+    drop(alone);
+    agent.wait_for(|it| it.connections == 0).await.unwrap();
+    let refused = async {
+        loop {
+            // The runtime ends in the background: a last call may get through.
+            if let Err(status) = get(client.channel()).await {
+                return status;
+            }
+        }
+    };
+    let status = timeout(common::SOON, refused).await.expect("it ends");
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    let error = client.consul_service().update_grpc_client("counter").await.unwrap_err();
+    assert!(matches!(error, UpdateError::Closed), "{error:?}");
+    timeout(common::SOON, client.consul_service().shutdown()).await.expect("nothing is left to end");
+}

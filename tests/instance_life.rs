@@ -7,13 +7,14 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Backend, Callers, Method, Tally, bound, builder, call, consul, deregister, get, options, record::Record,
-    register, until, until_bound_to,
+    Backend, Callers, Method, Tally, bound, builder, call, consul, deregister, get, record::Record, register,
+    steady, until, until_bound_to,
 };
 use rustix::process::Signal;
 use tokio::time::Instant;
 use tonic_failover::{
     client::{CallError, CallErrorKind, DatacenterStatus, FailoverEvent, GrpcClient, RebindCause},
+    demo::pb::{GetRequest, counter_client::CounterClient},
     testkit::{Agent, ConsulProcess},
 };
 
@@ -45,7 +46,7 @@ async fn listed(consul: &ConsulProcess, name: &str, is: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_made_before_the_first_instance_waits_for_it() {
     let Some(consul) = consul().await else { return };
-    let client = common::client(&consul.url());
+    let client = common::steady_client(&consul.url());
     let backend = Backend::start("a").await;
     let first_call = tokio::spawn(call(client.channel(), Method::Increment, "1".into()));
     until(&client, "Consul has answered", |c| first(c).answered).await;
@@ -60,10 +61,8 @@ async fn all_instances_go_and_come_back_on_the_same_ports_and_on_others() {
     let Some(consul) = consul().await else { return };
     let mut a = registered("a", 0, &consul).await;
     let mut b = registered("b", 0, &consul).await;
-    let service = builder(&consul.url())
-        .service(options().fail_fast_after(Duration::from_millis(300)))
-        .build()
-        .unwrap();
+    let service =
+        builder(&consul.url()).service(steady().fail_fast_after(Duration::from_millis(300))).build().unwrap();
     let client = service.grpc_client("counter").unwrap();
     let record = Record::of(&client);
     until(&client, "both are ready", |c| first(c).ready == 2).await;
@@ -107,7 +106,7 @@ async fn a_deregistered_instance_gets_no_new_calls_and_finishes_those_it_has() {
         backends.push(Backend::start_with(name, 0, common::NOWHERE, &["--work", "400ms"]).await);
         register(consul.registry(), "counter", name, backends.last().unwrap().port).await;
     }
-    let client = common::client(&consul.url());
+    let client = common::steady_client(&consul.url());
     let record = Record::of(&client);
     until(&client, "a spare is ready", |c| first(c).ready == 2).await;
     let drained = bound(&client).unwrap();
@@ -143,7 +142,7 @@ async fn roll(method: Method, end: impl AsyncFn(&mut Backend)) {
     for name in ["a", "b", "c", "d"] {
         backends.push(registered(name, 0, &consul).await);
     }
-    let client = common::client(&consul.url());
+    let client = common::steady_client(&consul.url());
     let record = Record::of(&client);
     until(&client, "a spare is ready", |c| first(c).known == 4 && first(c).ready == 2).await;
     let callers = Callers::start(&client, 16, method);
@@ -181,7 +180,7 @@ async fn a_dead_instance_that_is_still_listed_is_not_returned_to() {
     register(consul.registry(), "counter", "b", b.port).await;
     // Tried again soon and often, so that a wrong return would show.
     let often = Duration::from_millis(50);
-    let service = builder(&consul.url()).service(options().ejection(often, often)).build().unwrap();
+    let service = builder(&consul.url()).service(steady().ejection(often, often)).build().unwrap();
     let client = service.grpc_client("counter").unwrap();
     let record = Record::of(&client);
     until(&client, "a spare is ready", |c| first(c).ready == 2).await;
@@ -216,7 +215,7 @@ async fn an_instance_in_maintenance_is_left_and_known_again_after_it() {
     let (a, b) = (Backend::start("a").await, Backend::start("b").await);
     register(consul.registry(), "counter", "a", a.port).await;
     register(consul.registry(), "counter", "b", b.port).await;
-    let client = common::client(&consul.url());
+    let client = common::steady_client(&consul.url());
     until(&client, "a spare is ready", |c| first(c).ready == 2).await;
     let callers = Callers::start(&client, 8, Method::Increment);
     for _ in 0..2 {
@@ -238,7 +237,7 @@ async fn news_that_an_instance_is_back_ends_its_rest() {
     let mut a = registered("a", 0, &consul).await;
     let b = registered("b", 0, &consul).await;
     let hour = Duration::from_secs(3600);
-    let service = builder(&consul.url()).service(options().ejection(hour, hour)).build().unwrap();
+    let service = builder(&consul.url()).service(steady().ejection(hour, hour)).build().unwrap();
     let client = service.grpc_client("counter").unwrap();
     until(&client, "both are ready", |c| first(c).ready == 2).await;
     a.kill().await;
@@ -250,6 +249,26 @@ async fn news_that_an_instance_is_back_ends_its_rest() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resting_instance_is_tried_soon_when_it_is_the_last_one() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let (mut a, mut b) = (Backend::start("a").await, Backend::start("b").await);
+    register(agent.registry(), "counter", "a", a.port).await;
+    register(agent.registry(), "counter", "b", b.port).await;
+    let hour = Duration::from_secs(3600);
+    let client = builder(&agent.url()).service(steady().ejection(hour, hour)).build().unwrap();
+    let client = client.grpc_client("counter").unwrap();
+    until(&client, "both are ready", |c| first(c).ready == 2).await;
+    a.kill().await;
+    until(&client, "it rests", |c| first(c).ejected == 1).await;
+    let _a = Backend::start_with("a", a.port, common::NOWHERE, &[]).await;
+    b.kill().await;
+    let mut request = tonic::Request::new(GetRequest::default());
+    request.set_timeout(Duration::from_secs(1));
+    let answer = CounterClient::new(client.channel()).get(request).await;
+    assert!(answer.is_ok(), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn news_after_an_empty_list_ends_every_rest() {
     let agent = Agent::start("dc1").await.unwrap();
     let mut a = Backend::start("a").await;
@@ -257,7 +276,7 @@ async fn news_after_an_empty_list_ends_every_rest() {
     let _b = Backend::start("b").await;
     register(agent.registry(), "counter", "b", _b.port).await;
     let hour = Duration::from_secs(3600);
-    let service = builder(&agent.url()).service(options().ejection(hour, hour)).build().unwrap();
+    let service = builder(&agent.url()).service(steady().ejection(hour, hour)).build().unwrap();
     let client = service.grpc_client("counter").unwrap();
     until(&client, "both are ready", |c| first(c).ready == 2).await;
     a.kill().await;
@@ -273,7 +292,7 @@ async fn news_after_an_empty_list_ends_every_rest() {
 async fn an_idle_client_follows_and_its_next_call_succeeds_at_once() {
     let Some(consul) = consul().await else { return };
     let mut current = registered("i0", 0, &consul).await;
-    let client = common::client(&consul.url());
+    let client = common::steady_client(&consul.url());
     assert_eq!(get(client.channel()).await.unwrap().instance.name, "i0");
     for (n, gently) in (1..=4).zip([true, false, false, true]) {
         let next = registered(&format!("i{n}"), 0, &consul).await;
@@ -299,16 +318,22 @@ async fn an_instance_that_moves_to_another_port_is_another_instance() {
     let Some(consul) = consul().await else { return };
     let mut old = Backend::start("a").await;
     register(consul.registry(), "counter", "a", old.port).await;
-    let client = common::client(&consul.url());
+    let client = common::steady_client(&consul.url());
     until_bound_to(&client, "a").await;
-    let new = Backend::start("a").await;
-    register(consul.registry(), "counter", "a", new.port).await;
-    until(&client, "the new port is bound", |c| {
-        c.status().bound.is_some_and(|i| i.id.authority().ends_with(&format!(":{}", new.port)))
-    })
-    .await;
-    old.kill().await;
-    assert_eq!(get(client.channel()).await.unwrap().attempts, 1);
+    let callers = Callers::start(&client, 8, Method::Increment);
+    for _ in 0..3 {
+        let new = Backend::start("a").await;
+        register(consul.registry(), "counter", "a", new.port).await;
+        until(&client, "the new port is bound", |c| {
+            c.status().bound.is_some_and(|i| i.id.authority().ends_with(&format!(":{}", new.port)))
+        })
+        .await;
+        callers.go_on_for(30).await;
+        // It has finished what it had.
+        old.terminate().await;
+        old = new;
+    }
+    faultless("from port to port", &callers.stop().await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

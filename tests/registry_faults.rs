@@ -5,14 +5,14 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Backend, Callers, Method, Tally, bound, builder, consul, deregister, get, options, record::Record,
-    register, until, until_bound_to,
+    Backend, Callers, Method, Tally, bound, builder, consul, deregister, get, record::Record, register,
+    steady, until, until_bound_to,
 };
 use tokio::time::Instant;
 use tonic_failover::{
     client::{ConsulServiceBuilder, GrpcClient, Policy},
     consul::{Consistency, ConsulConfig},
-    testkit::{Agent, ConsulProcess, Faults, Registry, Switch},
+    testkit::{Agent, Check, ConsulProcess, Faults, Registration, Registry, Switch},
 };
 
 /// Two instances that the registry calls passing for ever, a client bound to one
@@ -30,7 +30,7 @@ impl Stage {
         let (a, b) = (Backend::start("a").await, Backend::start("b").await);
         register(registry, "counter", "a", a.port).await;
         register(registry, "counter", "b", b.port).await;
-        let client = builder.service(options()).build().unwrap().grpc_client("counter").unwrap();
+        let client = builder.service(steady()).build().unwrap().grpc_client("counter").unwrap();
         let record = Record::of(&client);
         until(&client, "a spare is ready", |c| first(c).ready == 2).await;
         let callers = Callers::start(&client, 8, method);
@@ -115,6 +115,56 @@ async fn calls_go_on_while_consul_is_killed_and_comes_back_having_forgotten_ever
     let record = stage.end("Consul killed and empty").await;
     assert_eq!(record.episodes(), (1, 1), "{:#?}", record.words());
     assert_eq!(record.bound().len(), 1, "no reason to move: {:#?}", record.words());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instances_that_register_again_by_themselves_are_followed_without_a_failed_call() {
+    let Some(mut consul) = consul().await else { return };
+    let mut backends = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        backends.push(Backend::start_with(name, 0, &consul.url(), &[]).await);
+    }
+    let client = common::steady_client(&consul.url());
+    let record = Record::of(&client);
+    until(&client, "all are known", |c| first(c).known == 4 && first(c).ready == 2).await;
+    let callers = Callers::start(&client, 16, Method::Increment);
+    for round in 1..=2 {
+        consul.kill().await.unwrap();
+        until(&client, "it is stale", |c| first(c).stale_since.is_some()).await;
+        callers.go_on_for(100).await;
+        consul.restart().await.unwrap();
+        until(&client, "all are known again", |c| {
+            first(c).stale_since.is_none() && first(c).empty_since.is_none() && first(c).known == 4
+        })
+        .await;
+        callers.go_on_for(100).await;
+        assert_eq!(record.episodes(), (round, round), "{:#?}", record.words());
+    }
+    print("registered again by themselves", &callers.stop().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_hides_its_instances_after_a_restart_ends_nothing() {
+    let Some(bin) = common::consul_bin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut consul = ConsulProcess::builder(bin).server(folder.path()).start().await.unwrap();
+    let (a, b) = (Backend::start("a").await, Backend::start("b").await);
+    for backend in [&a, &b] {
+        let at = format!("127.0.0.1:{}", backend.port);
+        let entry =
+            Registration::new("counter", &backend.name, "127.0.0.1", backend.port).check(Check::grpc(at));
+        consul.registry().register(&entry).await.unwrap();
+    }
+    let client = common::steady_client(&consul.url());
+    let record = Record::of(&client);
+    until(&client, "both are ready", |c| first(c).ready == 2).await;
+    let callers = Callers::start(&client, 8, Method::Increment);
+    consul.restart().await.unwrap();
+    until(&client, "the registry is back", |_| record.episodes() == (1, 1)).await;
+    until(&client, "both are listed", |c| first(c).known == 2 && first(c).empty_since.is_none()).await;
+    callers.go_on_for(100).await;
+    print("hidden by a restart", &callers.stop().await);
+    println!("{:#?}", record.words());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -203,7 +253,7 @@ async fn instances_that_are_deregistered_all_at_once_stay_the_last_known_good() 
 async fn a_client_that_is_there_before_consul_is_bound_soon_after_it() {
     let Some(mut consul) = consul().await else { return };
     consul.kill().await.unwrap();
-    let client = common::client(&consul.url());
+    let client = common::steady_client(&consul.url());
     let record = Record::of(&client);
     until(&client, "it is stale", |c| first(c).stale_since.is_some()).await;
     let error = client.ready_within(Duration::from_millis(300)).await.unwrap_err().to_string();
@@ -254,7 +304,7 @@ async fn without_a_spare_another_known_instance_is_dialled_without_consul() {
         backends.push(Backend::start(name).await);
         register(consul.registry(), "counter", name, backends.last().unwrap().port).await;
     }
-    let service = builder(&consul.url()).service(options().spares(0)).build().unwrap();
+    let service = builder(&consul.url()).service(steady().spares(0)).build().unwrap();
     let client = service.grpc_client("counter").unwrap();
     client.ready().await.unwrap();
     until(&client, "one is ready", |c| first(c).known == 3 && first(c).ready == 1).await;
@@ -277,7 +327,7 @@ async fn round_robin_goes_on_without_consul_too() {
         backends.push(Backend::start(name).await);
         register(consul.registry(), "counter", name, backends.last().unwrap().port).await;
     }
-    let service = builder(&consul.url()).service(options().policy(Policy::RoundRobin)).build().unwrap();
+    let service = builder(&consul.url()).service(steady().policy(Policy::RoundRobin)).build().unwrap();
     let client = service.grpc_client("counter").unwrap();
     until(&client, "all are ready", |c| first(c).ready == 3).await;
     let callers = Callers::start(&client, 8, Method::Get);
@@ -368,7 +418,7 @@ async fn without_a_leader_stale_answers_serve_and_default_ones_are_an_episode() 
     let stage = Stage::set(servers.first.registry(), builder(&servers.first.url()), Method::Increment).await;
     let strict = builder(&servers.first.url())
         .wait(Duration::from_secs(1))
-        .service(options().consistency(Consistency::Default))
+        .service(steady().consistency(Consistency::Default))
         .build()
         .unwrap()
         .grpc_client("counter")
@@ -381,7 +431,7 @@ async fn without_a_leader_stale_answers_serve_and_default_ones_are_an_episode() 
     callers.go_on_for(50).await;
     stage.callers.go_on_for(50).await;
     // A client that starts now is bound at once: the servers answer without a leader.
-    let late = common::client(&servers.first.url());
+    let late = common::steady_client(&servers.first.url());
     let started = Instant::now();
     late.ready().await.unwrap();
     assert!(started.elapsed() < Duration::from_secs(5), "it hung: {:?}", started.elapsed());

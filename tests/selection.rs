@@ -82,9 +82,9 @@ async fn warning_instances_are_used_where_wanted_and_after_all_others() {
     let ttl = || Check::ttl(std::time::Duration::from_secs(600)).passing();
     registry.register(&at(&a).check(ttl())).await.unwrap();
     registry.register(&at(&b).check(ttl())).await.unwrap();
-    let plain = common::client(&consul.url());
+    let plain = common::steady_client(&consul.url());
     let tolerant = builder(&consul.url())
-        .service(common::options().include_warning(true))
+        .service(common::steady().include_warning(true))
         .build()
         .unwrap()
         .grpc_client("counter")
@@ -102,7 +102,7 @@ async fn warning_instances_are_used_where_wanted_and_after_all_others() {
     assert_eq!(tolerant.status().datacenters[0].known, 2);
     // A new one prefers what passes; with nothing else it takes what warns.
     let fresh = builder(&consul.url())
-        .service(common::options().include_warning(true))
+        .service(common::steady().include_warning(true))
         .build()
         .unwrap()
         .grpc_client("counter")
@@ -150,7 +150,7 @@ async fn entries_that_nobody_can_connect_to_cost_only_themselves() {
     registry.register(&Registration::new("counter", "unknown", "nowhere.invalid", 80)).await.unwrap();
     // The node's address counts where the service has none: 127.0.0.1 here.
     registry.register(&Registration::new("counter", "a", "", a.port)).await.unwrap();
-    let client = client(&consul, common::options());
+    let client = client(&consul, common::steady());
     until_names(&client, &["a"]).await;
     until(&client, "those that could be are known", |c| c.status().datacenters[0].known == 2).await;
     let callers = Callers::start(&client, 4, Method::Increment);

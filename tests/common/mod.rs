@@ -159,6 +159,17 @@ pub(crate) fn options() -> ServiceOptions {
     ServiceOptions::new("counter").descriptors(pb::FILE_DESCRIPTOR_SET)
 }
 
+/// For tests in which nobody falls silent: what a busy machine delays must not
+/// look as if somebody had.
+pub(crate) fn steady() -> ServiceOptions {
+    options().suspect_after(SOON).connect_timeout(SOON)
+}
+
+/// A client of `counter` for such tests.
+pub(crate) fn steady_client(url: &str) -> GrpcClient {
+    builder(url).service(steady()).build().unwrap().grpc_client("counter").unwrap()
+}
+
 pub(crate) fn builder(url: &str) -> ConsulServiceBuilder {
     ConsulService::builder(ConsulConfig::new(url).unwrap())
 }

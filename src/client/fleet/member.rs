@@ -13,8 +13,9 @@ use crate::Instance;
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 const SHORT_LIVES: u32 = 3;
 
-/// How long the longest rest is while no instance at all is usable.
-const LONGEST_REST_WHILE_STARVING: Duration = Duration::from_secs(2);
+/// How long the longest rest is while no instance at all is usable. Our choice:
+/// calls with a deadline of a second must live to see the next attempt.
+const LONGEST_REST_WHILE_STARVING: Duration = Duration::from_millis(500);
 
 /// How ejection grows: gRPC's connection back-off (factor 1.6, jitter a fifth).
 const GROWTH: f64 = 1.6;

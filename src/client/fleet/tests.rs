@@ -357,7 +357,7 @@ async fn a_long_rest_is_cut_short_when_nothing_else_is_left() {
     }
     bench.lose("b");
     bench.settle(&["a", "b"]);
-    bench.now += Duration::from_secs(2);
+    bench.now += ms(500);
     let plan = bench.plan();
     assert!(plan.dial.iter().any(|d| d.key.id.authority() == "a:1"), "waiting gains nothing");
 }

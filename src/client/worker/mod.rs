@@ -175,8 +175,7 @@ impl Worker {
     fn publish(&mut self, plan: &mut Plan<Arc<Endpoint>>, now: Instant) {
         match plan.bound.take() {
             Some(bound) => {
-                let name = self.sources.get(bound.tier).name.clone();
-                self.publisher.bind(bound.tier, &name, bound.endpoints, now);
+                self.publisher.bind(bound.tier, bound.endpoints, now);
                 self.starving.store(false, Ordering::Release);
                 self.look_ups.starved = false;
             }

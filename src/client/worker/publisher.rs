@@ -88,7 +88,7 @@ impl Publisher {
     }
 
     /// Publishes these endpoints unless they are what is published already.
-    pub(crate) fn bind(&mut self, place: usize, name: &str, endpoints: Vec<Arc<Endpoint>>, now: Instant) {
+    pub(crate) fn bind(&mut self, place: usize, endpoints: Vec<Arc<Endpoint>>, now: Instant) {
         let serials = |list: &[Arc<Endpoint>]| list.iter().map(|e| e.serial()).collect::<Vec<_>>();
         let Some(to) = endpoints.first().map(|e| e.instance().clone()) else { return };
         let current = self.current();
@@ -98,7 +98,7 @@ impl Publisher {
         self.binding.send_replace(Binding::new(current.generation() + 1, endpoints));
 
         let from = self.preferred.replace(to.clone());
-        let before = self.datacenter.replace((place, name.to_owned()));
+        let before = self.datacenter.replace((place, to.datacenter.clone()));
         let moved = before.as_ref().filter(|(old, _)| *old != place);
         let gap = std::mem::take(&mut self.unusable);
         let loss = self.loss.take();
@@ -112,7 +112,7 @@ impl Publisher {
             let service = self.service();
             let took = now.saturating_duration_since(since);
             if let Some((old, from)) = moved {
-                let (service, from, to) = (service.clone(), from.clone(), name.to_owned());
+                let (service, from, to) = (service.clone(), from.clone(), to.datacenter.clone());
                 self.event(if *old < place {
                     FailoverEvent::FellBack { service, from, to }
                 } else {
