@@ -4,6 +4,8 @@
 //! It takes minutes and a Docker engine, so it runs where `COMPOSE_TEST=1` says so, as `./test`
 //! does. Elsewhere it is skipped, with a line on standard error that says why.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
 use std::{
     fmt::Display,
     hash::{DefaultHasher, Hash, Hasher},

@@ -1,5 +1,7 @@
 //! Handles: who shares what, what they tell, and what is left when they are gone.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
 mod common;
 
 use std::{sync::Arc, time::Duration};
