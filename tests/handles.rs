@@ -1,6 +1,7 @@
 //! Handles: who shares what, what they tell, and what is left when they are gone.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
+#![allow(clippy::async_yields_async, reason = "what goes on is held, not awaited")]
 
 mod common;
 
