@@ -1,5 +1,7 @@
 //! Over to another datacenter, and back.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
 mod common;
 
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! What becomes of calls, events and status when the registry fails.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
 mod common;
 
 use std::time::Duration;

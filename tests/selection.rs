@@ -1,5 +1,7 @@
 //! Which of the listed instances are used, and how they are reached.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
 mod common;
 
 use std::collections::BTreeSet;
