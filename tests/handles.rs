@@ -1,7 +1,6 @@
 //! Handles: who shares what, what they tell, and what is left when they are gone.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
-#![allow(clippy::async_yields_async, reason = "what goes on is held, not awaited")]
 
 mod common;
 
@@ -12,6 +11,7 @@ use common::{
 };
 use tokio::{net::TcpListener, sync::oneshot, time::timeout};
 use tokio_stream::StreamExt;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::Code;
 use tonic_failover::{
     client::{
@@ -86,7 +86,9 @@ async fn several_services_and_several_consuls_live_in_one_process() {
     }
     let error = other.grpc_client("beta").unwrap_err().to_string();
     assert_eq!(error, "unknown service \"beta\": this ConsulService knows alpha");
-    assert_eq!(here.counters().blocked, 2, "one question for each service");
+    // One question for each service.
+    let seen = here.wait_for(|it| it.blocked == 2).await.unwrap();
+    assert_eq!(seen.most_blocked, 2);
     // What happens to one is nothing to the others.
     other.shutdown().await;
     assert!(get(both.grpc_client("alpha").unwrap().channel()).await.is_ok());
@@ -179,7 +181,7 @@ async fn reports_on_an_old_generation_cause_nothing_and_a_thousand_on_the_presen
     for _ in 0..1000 {
         client.report_failure(binding.generation());
     }
-    agent.wait_for(|it| it.requests_to("/v1/health") == before + 2).await.unwrap();
+    agent.wait_for(|it| it.requests_to("/v1/health") >= before + 2).await.unwrap();
     client.consul_service().update_grpc_client("counter").await.unwrap();
     assert!(agent.counters().requests_to("/v1/health") <= before + 4, "{:?}", agent.counters());
     assert_eq!(client.binding().generation(), binding.generation());
@@ -404,16 +406,20 @@ async fn dropped_while_consul_is_silent_it_leaves_nothing() {
         async move |client: GrpcClient| {
             let channel = client.channel();
             let waiting = tokio::spawn(async move { get(channel).await });
-            seen.wait_for(|it| it.requests_to("/v1/health") == 1).await.unwrap();
+            seen.wait_for(|it| it.requests_to("/v1/health") >= 1).await.unwrap();
             aborting(waiting)
         },
     )
     .await;
 }
 
-/// Ends a task when it is dropped.
-fn aborting<T>(task: tokio::task::JoinHandle<T>) -> tokio_util::task::AbortOnDropHandle<T> {
-    tokio_util::task::AbortOnDropHandle::new(task)
+/// A running task, ended when it is dropped.
+struct Held<T> {
+    _task: AbortOnDropHandle<T>,
+}
+
+fn aborting<T>(task: tokio::task::JoinHandle<T>) -> Held<T> {
+    Held { _task: AbortOnDropHandle::new(task) }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -598,7 +604,7 @@ async fn dropped_during_an_update_it_leaves_nothing() {
             seen.faults().hang();
             let service = client.consul_service().clone();
             let update = tokio::spawn(async move { service.update_grpc_client("counter").await });
-            seen.wait_for(|it| it.requests_to("/v1/health") == before + 1).await.unwrap();
+            seen.wait_for(|it| it.requests_to("/v1/health") > before).await.unwrap();
             aborting(update)
         },
     )
