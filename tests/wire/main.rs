@@ -14,6 +14,7 @@ mod endings;
 mod frozen;
 mod going_away;
 mod many_at_once;
+mod observers;
 mod refused_streams;
 mod request_bodies;
 mod statuses;
