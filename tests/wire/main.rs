@@ -12,6 +12,7 @@ mod cut_streams;
 mod deadlines;
 mod endings;
 mod frozen;
+mod full_connections;
 mod going_away;
 mod many_at_once;
 mod observers;
