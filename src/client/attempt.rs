@@ -5,6 +5,7 @@ use std::{error::Error, future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
 use http::Request;
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tower::Service;
 
@@ -59,7 +60,8 @@ impl Failure {
 
 /// Sends `request` on `endpoint` and waits for its answer: for all of it, up to
 /// `whole` bytes, where that is given, else for its headers. Says so when it has
-/// waited for longer than `suspect_after` without a word from the instance.
+/// waited for longer than `suspect_after` without a word from the instance, and
+/// ends when that leads to `given_up` being cancelled.
 ///
 /// Dropping the future cancels the request, here and on the server.
 pub(crate) async fn attempt(
@@ -67,6 +69,7 @@ pub(crate) async fn attempt(
     request: Request<Body>,
     whole: Option<usize>,
     suspect_after: Duration,
+    given_up: &CancellationToken,
     deadline: Instant,
 ) -> Ended {
     let link = endpoint.link();
@@ -98,7 +101,7 @@ pub(crate) async fn attempt(
                     Err(failure) => Ended::Failed(failure),
                 };
             }
-            () = link.abandoned().cancelled(), if listening => return Ended::Abandoned,
+            () = given_up.cancelled(), if listening => return Ended::Abandoned,
             () = &mut timer => {
                 let now = Instant::now();
                 if now >= deadline {

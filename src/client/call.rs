@@ -261,7 +261,9 @@ pub(crate) async fn run(
         let late = tries.made > 1 || wait_limit.is_some();
         let request = assemble(&head, attempt_body, tries.counted, late.then_some(&deadline));
         let suspect_after = context.shared.options.suspect_after;
-        let ended = attempt(&endpoint, request, context.whole(), suspect_after, deadline.at()).await;
+        let given_up = if context.safe { endpoint.link().left() } else { endpoint.link().abandoned() };
+        let ended =
+            attempt(&endpoint, request, context.whole(), suspect_after, given_up, deadline.at()).await;
         let error = match ended {
             Ended::Answered(answer) => {
                 if context.judge_answer(&answer, &endpoint, &mut body, &mut tries) {

@@ -8,7 +8,7 @@
 use std::{
     fmt,
     future::Future,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -40,8 +40,17 @@ pub(crate) trait Connector: Send + Sync + 'static {
     /// connect time-out. Dropping the future gives the attempt up.
     fn connect(&self, instance: Arc<Instance>, link: Arc<Link>) -> BoxFuture<Result<Endpoint, ConnectError>>;
 
-    /// Asks a connected instance for a sign of life, within the probe time-out.
-    fn probe(&self, endpoint: Arc<Endpoint>) -> BoxFuture<Result<(), ConnectError>>;
+    /// Asks a connected instance for a sign of life, within the probe time-out:
+    /// on its connection, and where that stays silent on a new one with `link`.
+    fn probe(&self, endpoint: Arc<Endpoint>, link: Arc<Link>) -> BoxFuture<Result<Life, ConnectError>>;
+}
+
+/// An instance's sign of life.
+pub(crate) enum Life {
+    /// On the connection that was asked about.
+    Here,
+    /// On a new one alone: the old one is dead, or all its streams are taken.
+    Elsewhere(Endpoint),
 }
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -86,6 +95,16 @@ impl TonicConnector {
         Self { options }
     }
 
+    fn dial(&self, instance: Arc<Instance>, link: Arc<Link>) -> BoxFuture<Result<Endpoint, ConnectError>> {
+        let endpoint = self.endpoint(&instance);
+        Box::pin(async move {
+            let connector = OneShot { link: Some(link.clone()) };
+            let channel = endpoint?.connect_with_connector(connector).await.map_err(ConnectError::Connect)?;
+            check(channel.clone()).await?;
+            Ok(Endpoint::new(instance, channel, link))
+        })
+    }
+
     fn endpoint(&self, instance: &Instance) -> Result<transport::Endpoint, ConnectError> {
         let authority = instance.id.authority();
         let address = |source: transport::Error| ConnectError::Address {
@@ -116,27 +135,32 @@ impl TonicConnector {
 impl Connector for TonicConnector {
     fn connect(&self, instance: Arc<Instance>, link: Arc<Link>) -> BoxFuture<Result<Endpoint, ConnectError>> {
         let within = self.options.connect_timeout;
-        let endpoint = self.endpoint(&instance);
-        Box::pin(async move {
-            // One bound over TCP, TLS and the exchange: tonic's own covers TCP alone.
-            timeout(within, async {
-                let connector = OneShot { link: Some(link.clone()) };
-                let channel =
-                    endpoint?.connect_with_connector(connector).await.map_err(ConnectError::Connect)?;
-                check(channel.clone()).await?;
-                Ok(Endpoint::new(instance, channel, link))
-            })
-            .await
-            .unwrap_or(Err(ConnectError::TimedOut(within)))
-        })
+        let dial = self.dial(instance, link);
+        // One bound over TCP, TLS and the exchange: tonic's own covers TCP alone.
+        Box::pin(async move { timeout(within, dial).await.unwrap_or(Err(ConnectError::TimedOut(within))) })
     }
 
-    fn probe(&self, endpoint: Arc<Endpoint>) -> BoxFuture<Result<(), ConnectError>> {
+    fn probe(&self, endpoint: Arc<Endpoint>, link: Arc<Link>) -> BoxFuture<Result<Life, ConnectError>> {
         let within = self.options.probe_timeout;
+        let dial = self.dial(endpoint.instance().clone(), link);
         Box::pin(async move {
-            timeout(within, check(endpoint.channel().clone()))
-                .await
-                .unwrap_or(Err(ConnectError::TimedOut(within)))
+            let mut elsewhere = None;
+            let asking = async {
+                let mut here = pin!(check(endpoint.channel().clone()));
+                if let Ok(answer) = timeout(within / 2, &mut here).await {
+                    return answer;
+                }
+                let mut second = pin!(async { elsewhere = dial.await.ok() });
+                tokio::select! {
+                    answer = &mut here => return answer,
+                    () = &mut second => {}
+                }
+                here.await
+            };
+            match timeout(within, asking).await {
+                Ok(answer) => answer.map(|()| Life::Here),
+                Err(_) => elsewhere.map(Life::Elsewhere).ok_or(ConnectError::TimedOut(within)),
+            }
         })
     }
 }

@@ -35,6 +35,9 @@ pub(crate) struct Link {
     suspect: AtomicBool,
     /// Cancelled when nothing more is expected of it: calls still waiting on it end.
     abandoned: CancellationToken,
+    /// Cancelled when the instance answers, but on another connection: safe calls
+    /// still waiting on this one go there, the others and streams stay.
+    left: CancellationToken,
     /// Failures in a row, as outcome.rs judges them.
     failures: AtomicU32,
     /// True once a call on it has been answered well.
@@ -55,6 +58,7 @@ impl Link {
             usable: AtomicBool::new(true),
             suspect: AtomicBool::new(false),
             abandoned: CancellationToken::new(),
+            left: CancellationToken::new(),
             failures: AtomicU32::new(0),
             served: AtomicBool::new(false),
             heard: AtomicU64::new(0),
@@ -87,6 +91,18 @@ impl Link {
     pub(crate) fn abandon(&self) {
         self.retire();
         self.abandoned.cancel();
+        self.left.cancel();
+    }
+
+    /// Moves to another connection those of its calls that can.
+    pub(crate) fn leave(&self) {
+        self.retire();
+        self.left.cancel();
+    }
+
+    /// Cancelled when calls that may be repeated should be, elsewhere.
+    pub(crate) fn left(&self) -> &CancellationToken {
+        &self.left
     }
 
     pub(crate) fn abandoned(&self) -> &CancellationToken {
@@ -96,6 +112,11 @@ impl Link {
     /// The probe was answered.
     pub(crate) fn acquit(&self) {
         self.heard_now();
+        self.rest_suspicion();
+    }
+
+    /// Lets it be suspected anew.
+    pub(crate) fn rest_suspicion(&self) {
         self.suspect.store(false, Ordering::Release);
     }
 

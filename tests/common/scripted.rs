@@ -102,6 +102,7 @@ type Script = dyn Fn(&Ask) -> Act + Send + Sync;
 
 struct Shared {
     script: Box<Script>,
+    streams: u32,
     health: Mutex<Act>,
     asks: Mutex<Vec<Ask>>,
     checks: AtomicUsize,
@@ -121,10 +122,16 @@ pub(crate) struct Scripted {
 
 impl Scripted {
     pub(crate) async fn start(script: impl Fn(&Ask) -> Act + Send + Sync + 'static) -> Self {
+        Self::limited(u32::MAX, script).await
+    }
+
+    /// Allows so many streams at once on a connection.
+    pub(crate) async fn limited(streams: u32, script: impl Fn(&Ask) -> Act + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let shared = Arc::new(Shared {
             script: Box::new(script),
+            streams,
             health: Mutex::new(Act::Answer),
             asks: Mutex::default(),
             checks: AtomicUsize::new(0),
@@ -220,7 +227,11 @@ async fn serve(stream: TcpStream, number: usize, shared: &Shared, mut orders: br
     stream.set_nodelay(true).unwrap();
     let io = Shareable(Arc::new(stream));
     let raw = io.clone();
-    let Ok(mut connection) = h2::server::handshake(io).await else { return };
+    let mut builder = h2::server::Builder::new();
+    if shared.streams < u32::MAX {
+        builder.max_concurrent_streams(shared.streams);
+    }
+    let Ok(mut connection) = builder.handshake(io).await else { return };
     let mut running = FuturesUnordered::new();
     loop {
         tokio::select! {

@@ -186,6 +186,18 @@ impl<C: Clone> Fleet<C> {
         Some((Arc::clone(&member.instance), rest))
     }
 
+    /// Puts `conn` in the place of the connection that `is_it` knows. Gives it
+    /// back where there is none such any more.
+    pub(crate) fn replace(&mut self, is_it: impl Fn(&C) -> bool, conn: C) -> Option<C> {
+        match self.find(is_it).map(|member| &mut member.link) {
+            Some(Link::Ready { conn: current, .. }) => {
+                *current = conn;
+                None
+            }
+            _ => Some(conn),
+        }
+    }
+
     fn find(&mut self, is_it: impl Fn(&C) -> bool) -> Option<&mut Member<C>> {
         self.tiers
             .iter_mut()

@@ -122,6 +122,19 @@ async fn pick_first_connects_one_and_a_spare_and_no_more() {
 }
 
 #[tokio::test]
+async fn a_connection_is_replaced_in_its_place_and_not_after_it_is_gone() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["a", "b"]);
+    bench.settle(&[]);
+    let old = bench.conn("a");
+    assert_eq!(bench.fleet.replace(|&c| c == old, 99), None);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["a", "b"]);
+    assert_eq!((bench.conn("a"), plan.retire), (99, vec![]));
+    assert_eq!(bench.fleet.replace(|&c| c == old, 100), Some(100));
+}
+
+#[tokio::test]
 async fn what_passes_is_connected_and_preferred_to_what_warns() {
     let mut bench = Bench::new(Settings { spares: 0, ..settings() }, 0);
     bench.list(0, &["a", "b"]);

@@ -5,7 +5,12 @@ use std::{collections::HashMap, sync::Arc};
 use tokio::{task::JoinSet, time::Instant};
 
 use super::Worker;
-use crate::client::{connector::ConnectError, endpoint::Endpoint, event::RebindCause};
+use crate::client::{
+    connector::{ConnectError, Life},
+    endpoint::{Endpoint, Link},
+    event::RebindCause,
+    report::LossCause,
+};
 
 /// How many probes in a row must time out before an instance without a ready
 /// peer is given up. It may be busy, so that the probe waits behind thousands of
@@ -28,7 +33,7 @@ struct Suspicion {
 
 pub(super) struct Probed {
     endpoint: Arc<Endpoint>,
-    result: Result<(), ConnectError>,
+    result: Result<Life, ConnectError>,
 }
 
 impl Probes {
@@ -53,7 +58,9 @@ impl Worker {
 
     fn send_probe(&mut self, endpoint: Arc<Endpoint>, suspicion: Suspicion) {
         self.probes.suspects.insert(endpoint.serial(), suspicion);
-        let probe = self.connector.probe(endpoint.clone());
+        self.next_serial += 1;
+        let link = Link::new(self.next_serial, self.reporter.clone());
+        let probe = self.connector.probe(endpoint.clone(), link);
         self.probes.tasks.spawn(async move { Probed { endpoint, result: probe.await } });
     }
 
@@ -61,7 +68,23 @@ impl Worker {
         let (now, link) = (Instant::now(), endpoint.link());
         let Some(suspicion) = self.probes.suspects.remove(&endpoint.serial()) else { return };
         match result {
-            Ok(()) => link.acquit(),
+            Ok(Life::Here) => link.acquit(),
+            // It answers others, if not the probe: busy, not dead.
+            Ok(Life::Elsewhere(_)) | Err(ConnectError::TimedOut(_)) if link.heard_since(suspicion.since) => {
+                link.acquit();
+            }
+            Ok(Life::Elsewhere(fresh)) => {
+                let (serial, fresh) = (endpoint.serial(), Arc::new(fresh));
+                match self.fleet.replace(|e| e.serial() == serial, fresh.clone()) {
+                    Some(unused) => unused.link().retire(),
+                    // Lost again before anybody knew of it.
+                    None if !fresh.is_usable() => self.on_lost(fresh.serial(), LossCause::Closed, now),
+                    None => {}
+                }
+                link.leave();
+                // What stays on it may wait for long, and is asked after again.
+                link.rest_suspicion();
+            }
             // It lives, and says itself that it is the wrong one to ask.
             Err(ConnectError::NotServing) => {
                 link.acquit();
@@ -70,8 +93,6 @@ impl Worker {
                     link.retire();
                 }
             }
-            // It answers others, if not the probe: busy, not dead.
-            Err(ConnectError::TimedOut(_)) if link.heard_since(suspicion.since) => link.acquit(),
             Err(ConnectError::TimedOut(_))
                 if suspicion.unanswered + 1 < WHEN_ALONE && self.is_alone(&endpoint) =>
             {
