@@ -157,9 +157,9 @@ impl Link {
         }
     }
 
-    /// Lets the count start anew: the worker found nothing better.
-    pub(crate) fn forgive(&self) {
-        self.failures.store(0, Ordering::Relaxed);
+    /// Whether the last `limit` answers and more were failures.
+    pub(crate) fn is_failing(&self, limit: u32) -> bool {
+        self.failures.load(Ordering::Relaxed) >= limit
     }
 
     /// When it was found lost.

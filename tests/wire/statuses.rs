@@ -1,17 +1,19 @@
 //! Statuses that come over the wire.
 
+use std::time::Duration;
+
 use tonic::{Code, metadata::MetadataMap};
-use tonic_failover::client::CallError;
+use tonic_failover::client::{CallError, Fallback};
 
 use crate::{
     common::{
-        DEADLINE, options,
+        DEADLINE, NOWHERE, bound, builder, options,
         proxy::Proxy,
         register,
         scripted::{Act, End, Scripted},
         until, until_bound_to,
     },
-    stage::{Stage, get, increment, observed, served, watch},
+    stage::{Stage, get, increment, observed, served, timed, watch},
 };
 
 /// `details` is the base64 of "a message", without padding as grpc wants it.
@@ -189,4 +191,45 @@ async fn watch_to_its_end(channel: tonic_failover::client::FailoverChannel) -> t
         Ok(response) => response.into_inner().message().await.unwrap_err(),
         Err(status) => status,
     }
+}
+
+/// Another datacenter is no peer before something there has answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_only_instance_is_not_ejected_in_favour_of_a_datacenter_that_does_not_answer() {
+    let server = Scripted::start(|_| unavailable()).await;
+    let Some(consul) = crate::common::consul().await else { return };
+    register(consul.registry(), "counter", "a", server.port).await;
+    let elsewhere = builder(NOWHERE).name("elsewhere").service(options()).build().unwrap();
+    let fallback = Fallback::services([elsewhere]);
+    let client = builder(&consul.url()).service(options()).fallback(fallback).build().unwrap();
+    let client = client.grpc_client("counter").unwrap();
+    client.ready().await.unwrap();
+    for _ in 0..30 {
+        let (result, took) = timed(increment(client.channel(), DEADLINE)).await;
+        is_untouched(&result.unwrap_err());
+        assert!(took < Duration::from_millis(300), "held up for {took:?}");
+    }
+    assert_eq!(server.connections(), 1);
+    assert_eq!(client.binding().generation(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_only_instance_that_keeps_failing_gives_way_to_another_datacenter() {
+    let (bad, good) = (Scripted::start(|_| unavailable()).await, Scripted::good().await);
+    let (Some(here), Some(there)) = (crate::common::consul().await, crate::common::consul().await) else {
+        return;
+    };
+    register(here.registry(), "counter", "bad", bad.port).await;
+    register(there.registry(), "counter", "good", good.port).await;
+    let elsewhere = builder(&there.url()).name("elsewhere").service(options()).build().unwrap();
+    let fallback = Fallback::services([elsewhere]);
+    let client = builder(&here.url()).service(options()).fallback(fallback).build().unwrap();
+    let client = client.grpc_client("counter").unwrap();
+    client.ready().await.unwrap();
+    assert_eq!(bound(&client).as_deref(), Some("bad"));
+    for _ in 0..5 {
+        is_untouched(&increment(client.channel(), DEADLINE).await.unwrap_err());
+    }
+    until_bound_to(&client, "good").await;
+    increment(client.channel(), DEADLINE).await.unwrap();
 }

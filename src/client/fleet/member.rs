@@ -63,6 +63,8 @@ pub(crate) struct Member<C> {
     short_lives: u32,
     ejected: Option<Rest>,
     last_failure: Option<String>,
+    /// Connected, and kept only while there is nothing better.
+    pub(crate) doubted: bool,
 }
 
 impl<C> Member<C> {
@@ -75,11 +77,17 @@ impl<C> Member<C> {
             short_lives: 0,
             ejected: None,
             last_failure: None,
+            doubted: false,
         }
     }
 
     pub(crate) fn is_ready(&self) -> bool {
         matches!(self.link, Link::Ready { .. })
+    }
+
+    /// Ready, and not in doubt.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.is_ready() && !self.doubted
     }
 
     pub(crate) fn is_ejected(&self, now: Instant) -> bool {
@@ -105,6 +113,7 @@ impl<C> Member<C> {
     /// A connection has answered. True where that ends an ejection.
     pub(crate) fn ready(&mut self, conn: C, now: Instant) -> bool {
         self.link = Link::Ready { conn, since: now };
+        self.doubted = false;
         self.ejected = None;
         self.last_failure = None;
         std::mem::take(&mut self.failures) > 0

@@ -186,6 +186,34 @@ impl<C: Clone> Fleet<C> {
         Some((Arc::clone(&member.instance), rest))
     }
 
+    /// The connection that `is_it` knows serves badly and there is nothing better:
+    /// it stays in use, and others are looked for.
+    pub(crate) fn doubt(&mut self, is_it: impl Fn(&C) -> bool, doubted: bool) {
+        if let Some(member) = self.find(is_it) {
+            member.doubted = doubted;
+        }
+    }
+
+    /// The connections in doubt.
+    pub(crate) fn doubted(&self) -> Vec<C> {
+        self.ready(|member| member.doubted)
+    }
+
+    /// Whether another than the one that `is_it` knows is ready, in any datacenter.
+    pub(crate) fn has_ready_beside(&self, is_it: impl Fn(&C) -> bool) -> bool {
+        self.ready(|member| !member.doubted).iter().any(|conn| !is_it(conn))
+    }
+
+    fn ready(&self, wanted: impl Fn(&Member<C>) -> bool) -> Vec<C> {
+        let members = self.tiers.iter().flat_map(|tier| tier.members.values()).filter(|m| wanted(m));
+        members
+            .filter_map(|m| match &m.link {
+                Link::Ready { conn, .. } => Some(conn.clone()),
+                Link::Idle | Link::Dialling { .. } => None,
+            })
+            .collect()
+    }
+
     /// Puts `conn` in the place of the connection that `is_it` knows. Gives it
     /// back where there is none such any more.
     pub(crate) fn replace(&mut self, is_it: impl Fn(&C) -> bool, conn: C) -> Option<C> {

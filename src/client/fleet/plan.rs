@@ -67,7 +67,7 @@ impl<C: Clone> Fleet<C> {
         self.bind(tier);
         let retire = self.retirements(&order, tier);
         let bound = tier.map(|tier| Bound { tier, endpoints: self.endpoints(tier) });
-        let own_serves = self.tiers[0].has_ready() && !self.is_demoted(0, now);
+        let own_serves = self.tiers[0].is_sound() && !self.is_demoted(0, now);
         let need_others = self.settings.keep_warm || !(own_serves || self.is_being_replaced(now));
         let hopeless = bound.is_none() && !self.tiers.iter().any(|t| t.is_hopeful(now) || t.is_pending(now));
         Plan { dial, retire, bound, ask, need_others, hopeless, wake: wake.at }
@@ -100,7 +100,7 @@ impl<C: Clone> Fleet<C> {
                 };
                 self.dial_up_to(tier, wanted, now, wake, &mut dials);
             }
-            behind |= self.tiers[tier].has_ready();
+            behind |= self.tiers[tier].is_sound();
         }
         dials
     }
@@ -212,7 +212,7 @@ impl<C: Clone> Fleet<C> {
         for &tier in order {
             let asked = self.tiers[tier].asked_since.is_some();
             ask[tier] |= tier == 0 || bound == Some(tier) || (need && (asked || !replaced));
-            need &= !self.tiers[tier].has_ready();
+            need &= !self.tiers[tier].is_sound();
         }
         ask
     }

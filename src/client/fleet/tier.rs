@@ -73,6 +73,11 @@ impl<C> Tier<C> {
         before.into_values().filter_map(|member| into_conn(member.link)).collect()
     }
 
+    /// Calls are served well: nothing need be looked for elsewhere.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.members.values().any(Member::is_sound)
+    }
+
     pub(crate) fn has_ready(&self) -> bool {
         self.members.values().any(Member::is_ready)
     }

@@ -7,6 +7,7 @@
 //! dials, probes -------+
 //! ```
 
+mod doubts;
 mod probes;
 mod publisher;
 mod sources;
@@ -131,8 +132,9 @@ impl Worker {
     /// Does what follows from what is known now. Returns when to look again.
     fn step(&mut self) -> Option<Instant> {
         let now = Instant::now();
+        let doubts = self.settle_doubts(now);
         let mut plan = self.fleet.plan(now);
-        let mut wake = plan.wake;
+        let mut wake = [plan.wake, doubts].into_iter().flatten().min();
         let mut at = |moment: Option<Instant>| wake = [wake, moment].into_iter().flatten().min();
         for dial in std::mem::take(&mut plan.dial) {
             self.dial(dial);
@@ -224,7 +226,7 @@ impl Worker {
         match report {
             Report::Lost { serial, cause } => self.on_lost(serial, cause, now),
             Report::Suspect { endpoint } => self.probe(endpoint, now),
-            Report::Failing { serial } => self.on_failing(serial, now),
+            Report::Failing { serial } => self.on_failing(serial),
             Report::Starved => self.look_ups.starved = true,
             Report::BindingFailed { generation } => {
                 let current = self.publisher.current();
@@ -252,18 +254,6 @@ impl Worker {
         if let Some((instance, rest)) = ejected {
             self.ejected(instance, cause.to_string(), rest);
         }
-        self.want_look_up();
-    }
-
-    fn on_failing(&mut self, serial: u64, now: Instant) {
-        let Some(endpoint) = self.fleet.connection(|e| e.serial() == serial) else { return };
-        // Never an empty set while one may answer.
-        if self.fleet.ready_peers() < 2 && self.fleet.len() < 2 {
-            endpoint.link().forgive();
-            return;
-        }
-        self.take_out(&endpoint, RebindCause::Failing, now, now);
-        endpoint.link().retire();
         self.want_look_up();
     }
 
