@@ -54,7 +54,7 @@ async fn streams_that_hold_all_slots_are_not_cut_by_a_call_that_gets_none() {
         assert!(attempts == 2 && (with_peer || name == "a"), "resent: {name}, {attempts}");
         assert!(took < DEADLINE, "{took:?}");
         let (reply, took) = timed(increment(stage.channel(), DEADLINE)).await;
-        assert_eq!(served(&reply.unwrap()), ("a".to_owned(), 1));
+        assert_eq!(served(&reply.unwrap()).1, 1);
         assert!(took < Duration::from_millis(500), "the next calls do not wait: {took:?}");
         for stream in &mut streams {
             let silence = tokio::time::timeout(Duration::from_millis(500), stream.message()).await;
