@@ -171,7 +171,9 @@ impl ServiceOptions {
         self
     }
 
-    /// How long a probe (`grpc.health.v1` Check) of a suspect may take. Default: 500 ms.
+    /// How long a probe (`grpc.health.v1` Check) of a suspect may take; from half of
+    /// it on a second connection is tried as well. An instance with no ready peer
+    /// is given up only when four in a row are not answered. Default: 500 ms.
     pub fn probe_timeout(mut self, timeout: Duration) -> Self {
         self.probe_timeout = timeout;
         self
