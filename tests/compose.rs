@@ -174,7 +174,10 @@ impl Compose {
         // An image of its own, built quickly.
         command.env("DEMO_IMAGE", "tonic-failover-demo:test").env("DEMO_PROFILE", "dev");
         // BuildKit is a plugin that may be missing; the classic builder is part of the engine.
-        command.env("DOCKER_BUILDKIT", "0").env("COMPOSE_DOCKER_CLI_BUILD", "0");
+        // docker-compose 1.29 leaves it to the docker command, which waits as long as it takes;
+        // its own client gives up when the engine is silent for 60 s, as it is on a busy machine.
+        command.env("DOCKER_BUILDKIT", "0").env("COMPOSE_DOCKER_CLI_BUILD", "1");
+        command.env("COMPOSE_HTTP_TIMEOUT", COMMAND.as_secs().to_string());
         command
     }
 
