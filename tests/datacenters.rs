@@ -317,3 +317,19 @@ async fn nothing_usable_anywhere_names_every_datacenter_and_why() {
     assert_eq!(record.count(unusable), 1, "once an episode: {:#?}", record.words());
     let _: &ConsulService = client.consul_service();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn safe_calls_on_a_lone_instance_that_freezes_are_served_by_the_other_datacenter_in_time() {
+    let cluster = Cluster::start(["dc1", "dc2"]).await.unwrap();
+    let (dc1, dc2) = (cluster.agent("dc1").unwrap(), cluster.agent("dc2").unwrap());
+    let (a, c) = (Backend::start("a").await, Backend::start("c").await);
+    register(&dc1.registry(), "counter", "a", a.port).await;
+    register(&dc2.registry(), "counter", "c", c.port).await;
+    let service = builder(&dc1.url()).fallback(Fallback::nearest()).service(common::options());
+    let client = service.build().unwrap().grpc_client("counter").unwrap();
+    until_bound_to(&client, "a").await;
+    a.signal(rustix::process::Signal::STOP);
+    // Within its deadline of two seconds: suspected, probed, given up, and dc2 asked.
+    let served = get(client.channel()).await.expect("served in time");
+    assert_eq!(served.instance.name, "c");
+}

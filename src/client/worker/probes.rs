@@ -107,8 +107,8 @@ impl Worker {
         }
     }
 
-    /// In use, and nothing is known that could take its place.
+    /// In use, and there is nothing that could take its place.
     fn is_alone(&self, endpoint: &Endpoint) -> bool {
-        endpoint.is_usable() && self.fleet.ready_peers() < 2 && self.fleet.len() < 2
+        endpoint.is_usable() && self.fleet.ready_peers() < 2 && !self.sources.may_have_others()
     }
 }

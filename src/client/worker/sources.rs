@@ -99,6 +99,11 @@ impl Sources {
         self.list.len()
     }
 
+    /// Whether other datacenters were configured, known already or not.
+    pub(crate) fn may_have_others(&self) -> bool {
+        !matches!(self.others, Others::None)
+    }
+
     pub(crate) fn get(&self, tier: usize) -> &Source {
         &self.list[tier]
     }
