@@ -323,8 +323,8 @@ async fn safe_calls_on_a_lone_instance_that_freezes_are_served_by_the_other_data
     let cluster = Cluster::start(["dc1", "dc2"]).await.unwrap();
     let (dc1, dc2) = (cluster.agent("dc1").unwrap(), cluster.agent("dc2").unwrap());
     let (a, c) = (Backend::start("a").await, Backend::start("c").await);
-    register(&dc1.registry(), "counter", "a", a.port).await;
-    register(&dc2.registry(), "counter", "c", c.port).await;
+    register(dc1.registry(), "counter", "a", a.port).await;
+    register(dc2.registry(), "counter", "c", c.port).await;
     let service = builder(&dc1.url()).fallback(Fallback::nearest()).service(common::options());
     let client = service.build().unwrap().grpc_client("counter").unwrap();
     until_bound_to(&client, "a").await;

@@ -6,32 +6,20 @@
 //! Every other response is handed over as soon as it has begun, and is then
 //! never repeated.
 
-use std::{
-    collections::VecDeque,
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::collections::VecDeque;
 
-use bytes::Bytes;
-use http::{HeaderMap, Response};
-use http_body::{Body as HttpBody, Frame};
+use http::Response;
 use http_body_util::BodyExt;
 use tonic::{Status, body::Body};
 
-use super::{details, outcome};
+use super::{details, frames::Frames, outcome};
 
 /// What came of an attempt that was answered.
 pub(crate) enum Answer {
     /// The headers are here; the body goes on.
     Begun(Response<Body>),
     /// All of it is here.
-    Whole(Response<Received>),
-}
-
-/// Frames that have arrived, to be passed on.
-pub(crate) struct Received {
-    frames: VecDeque<Bytes>,
-    trailers: Option<HeaderMap>,
+    Whole(Response<Frames>),
 }
 
 impl Answer {
@@ -45,26 +33,26 @@ impl Answer {
         limit: usize,
     ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let (head, mut body) = response.into_parts();
-        let mut received = Received { frames: VecDeque::new(), trailers: None };
+        let (mut kept, mut trailers) = (VecDeque::new(), None);
         let mut size = 0;
         while let Some(frame) = body.frame().await {
             match frame?.into_data() {
                 Ok(data) => {
                     size += data.len();
-                    received.frames.push_back(data);
+                    kept.push_back(data);
                     if size > limit {
-                        let body = Body::new(Rejoined { frames: received.frames, rest: body });
+                        let body = Body::new(Frames::before(kept, body));
                         return Ok(Self::Begun(Response::from_parts(head, body)));
                     }
                 }
                 Err(frame) => {
-                    received.trailers = frame.into_trailers().ok();
-                    received.trailers.as_mut().map(details::drop_malformed);
+                    trailers = frame.into_trailers().ok();
+                    trailers.as_mut().map(details::drop_malformed);
                 }
             }
         }
-        let response = Response::from_parts(head, received);
-        if response.body().trailers.is_none() && outcome::status_in_headers(&response).is_none() {
+        let response = Response::from_parts(head, Frames::ending(kept, trailers));
+        if response.body().trailers().is_none() && outcome::status_in_headers(&response).is_none() {
             return Err(NoEnd.into());
         }
         Ok(Self::Whole(response))
@@ -75,7 +63,7 @@ impl Answer {
         match self {
             Self::Begun(response) => outcome::status_in_headers(response),
             Self::Whole(response) => {
-                let trailers = response.body().trailers.as_ref();
+                let trailers = response.body().trailers();
                 trailers.and_then(Status::from_header_map).or_else(|| outcome::status_in_headers(response))
             }
         }
@@ -87,50 +75,11 @@ impl Answer {
 #[error("the response ended without trailers")]
 pub(crate) struct NoEnd;
 
-impl HttpBody for Received {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let data = self.frames.pop_front().map(Frame::data);
-        Poll::Ready(data.or_else(|| self.trailers.take().map(Frame::trailers)).map(Ok))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.frames.is_empty() && self.trailers.is_none()
-    }
-}
-
-/// Frames that were taken in, and the rest of the body behind them.
-struct Rejoined {
-    frames: VecDeque<Bytes>,
-    rest: Body,
-}
-
-impl HttpBody for Rejoined {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        match self.frames.pop_front() {
-            Some(data) => Poll::Ready(Some(Ok(Frame::data(data)))),
-            None => Pin::new(&mut self.rest).poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.frames.is_empty() && self.rest.is_end_stream()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use http::HeaderMap;
+    use http_body::Frame;
     use http_body_util::StreamBody;
     use tonic::Code;
 

@@ -29,6 +29,7 @@ mod endpoint;
 mod error;
 mod event;
 mod fleet;
+mod frames;
 mod handle;
 mod hook;
 mod methods;

@@ -18,29 +18,24 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame};
+use http_body_util::StreamBody;
 use parking_lot::Mutex;
 use tonic::{Status, body::Body};
 
+use super::frames::Frames;
+
 /// A request's body between attempts.
 pub(crate) enum ReplayBody {
-    /// All of it, in memory.
-    Whole(Frames),
+    /// All of it, in memory: nearly always a single frame.
+    Whole(VecDeque<Bytes>),
     /// What was ready, and the rest; gone once an attempt has polled it.
-    Leased(Arc<Mutex<Option<Rest>>>),
-}
-
-/// Nearly always a single frame.
-type Frames = VecDeque<Bytes>;
-
-pub(crate) struct Rest {
-    ready: Frames,
-    body: Body,
+    Leased(Arc<Mutex<Option<Frames>>>),
 }
 
 impl ReplayBody {
     /// Takes what is ready, without waiting, up to `limit` bytes.
     pub(crate) fn capture(mut body: Body, limit: usize, cx: &mut Context<'_>) -> Self {
-        let mut ready = Frames::new();
+        let mut ready = VecDeque::new();
         let mut size = 0;
         loop {
             if body.is_end_stream() {
@@ -61,19 +56,19 @@ impl ReplayBody {
                 },
                 Poll::Ready(Some(Err(status))) => {
                     // The caller's own stream failed: hand the error on as the body's.
-                    body = Body::new(Failed(Some(status)));
+                    body = Body::new(StreamBody::new(tokio_stream::once(Err(status))));
                     break;
                 }
                 Poll::Pending => break,
             }
         }
-        Self::Leased(Arc::new(Mutex::new(Some(Rest { ready, body }))))
+        Self::Leased(Arc::new(Mutex::new(Some(Frames::before(ready, body)))))
     }
 
     /// The body of one attempt. `None` when it has been consumed.
     pub(crate) fn attempt(&self) -> Option<Body> {
         match self {
-            Self::Whole(frames) => Some(Body::new(Sending { frames: frames.clone() })),
+            Self::Whole(frames) => Some(Body::new(Frames::only(frames.clone()))),
             Self::Leased(rest) if rest.lock().is_some() => {
                 Some(Body::new(Lease { rest: rest.clone(), taken: None }))
             }
@@ -93,32 +88,10 @@ impl ReplayBody {
     }
 }
 
-/// Frames from memory. Says that it has ended together with its last frame, and
-/// leaves the length unsaid: gRPC requests carry no `content-length`.
-struct Sending {
-    frames: Frames,
-}
-
-impl HttpBody for Sending {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Poll::Ready(self.frames.pop_front().map(|data| Ok(Frame::data(data))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.frames.is_empty()
-    }
-}
-
 /// Takes the body out of the shared place at its first poll.
 struct Lease {
-    rest: Arc<Mutex<Option<Rest>>>,
-    taken: Option<Rest>,
+    rest: Arc<Mutex<Option<Frames>>>,
+    taken: Option<Frames>,
 }
 
 impl HttpBody for Lease {
@@ -138,36 +111,18 @@ impl HttpBody for Lease {
                 "the request's body was taken by another attempt",
             ))));
         };
-        match rest.ready.pop_front() {
-            Some(data) => Poll::Ready(Some(Ok(Frame::data(data)))),
-            None => Pin::new(&mut rest.body).poll_frame(cx),
-        }
+        Pin::new(rest).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.taken.as_ref().is_some_and(|rest| rest.ready.is_empty() && rest.body.is_end_stream())
-    }
-}
-
-/// An error that the caller's stream gave while it was drained.
-struct Failed(Option<Status>);
-
-impl HttpBody for Failed {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Poll::Ready(self.0.take().map(Err))
+        self.taken.as_ref().is_some_and(HttpBody::is_end_stream)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
-    use http_body_util::{BodyExt, StreamBody};
+    use http_body_util::BodyExt;
     use tokio_stream::StreamExt;
 
     use super::*;
