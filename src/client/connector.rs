@@ -74,6 +74,9 @@ pub(crate) enum ConnectError {
     /// It says that it is not serving.
     #[error("answers that it is not serving")]
     NotServing,
+    /// It says UNAVAILABLE.
+    #[error("answers UNAVAILABLE: {:?}", .0.message())]
+    Unavailable(Box<Status>),
 }
 
 /// The last error of the chain: what really happened.
@@ -166,15 +169,18 @@ impl Connector for TonicConnector {
 }
 
 /// One exchange that every gRPC server can answer: `grpc.health.v1` Check.
-/// UNIMPLEMENTED and every other status that came over the wire prove life as
-/// well; UNAVAILABLE does not, nor does the server's word that it is not serving.
+/// UNIMPLEMENTED and every other status that came over the wire will do as well,
+/// but not UNAVAILABLE, nor the server's word that it is not serving.
 async fn check(channel: Channel) -> Result<(), ConnectError> {
     match HealthClient::new(Checked(channel)).check(HealthCheckRequest::default()).await {
         Ok(response) if response.get_ref().status() == ServingStatus::NotServing => {
             Err(ConnectError::NotServing)
         }
         Ok(_) => Ok(()),
-        Err(status) if came_over_the_wire(&status) && status.code() != Code::Unavailable => Ok(()),
+        Err(status) if came_over_the_wire(&status) => match status.code() {
+            Code::Unavailable => Err(ConnectError::Unavailable(Box::new(status))),
+            _ => Ok(()),
+        },
         Err(status) => Err(ConnectError::Exchange(Box::new(status))),
     }
 }

@@ -1,5 +1,7 @@
 //! Statuses that come over the wire.
 
+use std::time::Duration;
+
 use tonic::{Code, metadata::MetadataMap};
 use tonic_failover::client::CallError;
 
@@ -189,4 +191,18 @@ async fn watch_to_its_end(channel: tonic_failover::client::FailoverChannel) -> t
         Ok(response) => response.into_inner().message().await.unwrap_err(),
         Err(status) => status,
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_probe_that_is_answered_unavailable_ends_no_call() {
+    // Longer than it takes to be suspected and probed.
+    let server = Scripted::start(|_| Act::Answer.after(Duration::from_millis(1500))).await;
+    let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    server.health(Act::Status(14, "too%20busy", vec![]));
+    let checks = server.checks();
+    assert!(increment(stage.channel(), DEADLINE * 2).await.is_ok());
+    assert!(server.checks() > checks, "it was probed");
+    assert_eq!(stage.bound(), "a", "it answers, if not well, and is the only one");
+    assert_eq!(server.connections(), 1);
 }

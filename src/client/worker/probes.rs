@@ -87,7 +87,7 @@ impl Worker {
                 link.rest_suspicion();
             }
             // It lives, and says itself that it is the wrong one to ask.
-            Err(ConnectError::NotServing) => {
+            Err(ConnectError::NotServing | ConnectError::Unavailable(_)) => {
                 link.acquit();
                 if self.fleet.ready_peers() > 1 {
                     self.take_out(&endpoint, RebindCause::Failing, suspicion.since, now);
