@@ -140,7 +140,7 @@ impl Connector for TonicConnector {
         let within = self.options.connect_timeout;
         let dial = self.dial(instance, link);
         // One bound over TCP, TLS and the exchange: tonic's own covers TCP alone.
-        Box::pin(async move { timeout(within, dial).await.unwrap_or(Err(ConnectError::TimedOut(within))) })
+        Box::pin(async move { running(within, dial).await.unwrap_or(Err(ConnectError::TimedOut(within))) })
     }
 
     fn probe(&self, endpoint: Arc<Endpoint>, link: Arc<Link>) -> BoxFuture<Result<Life, ConnectError>> {
@@ -150,7 +150,7 @@ impl Connector for TonicConnector {
             let mut elsewhere = None;
             let asking = async {
                 let mut here = pin!(check(endpoint.channel().clone()));
-                if let Ok(answer) = timeout(within / 2, &mut here).await {
+                if let Some(answer) = running(within / 2, &mut here).await {
                     return answer;
                 }
                 let mut second = pin!(async { elsewhere = dial.await.ok() });
@@ -160,12 +160,31 @@ impl Connector for TonicConnector {
                 }
                 here.await
             };
-            match timeout(within, asking).await {
-                Ok(answer) => answer.map(|()| Life::Here),
-                Err(_) => elsewhere.map(Life::Elsewhere).ok_or(ConnectError::TimedOut(within)),
+            match running(within, asking).await {
+                Some(answer) => answer.map(|()| Life::Here),
+                None => elsewhere.map(Life::Elsewhere).ok_or(ConnectError::TimedOut(within)),
             }
         })
     }
+}
+
+/// In so many parts is a time-out counted.
+const PARTS: u32 = 10;
+
+/// Waits for `future`, but no longer than `within` of the time in which we run.
+///
+/// Where the process stands still, or its runtime has no thread to spare, the
+/// answer may lie in the socket unread when the time is over, and all instances
+/// would look dead at once. So each part of the time counts for what it should
+/// have taken, however late its end is noticed.
+async fn running<T>(within: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    for _ in 0..PARTS {
+        if let Ok(output) = timeout(within / PARTS, &mut future).await {
+            return Some(output);
+        }
+    }
+    None
 }
 
 /// One exchange that every gRPC server can answer: `grpc.health.v1` Check.
