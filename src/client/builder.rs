@@ -6,6 +6,7 @@ use tokio::runtime::Handle;
 
 use super::{
     datacenters::Fallback,
+    deadline::FOR_EVER,
     error::BuildError,
     options::ServiceOptions,
     resolver::ResolverSettings,
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::consul::{ConsulClient, ConsulConfig, HealthQuery};
 
-/// Builds a [`ConsulService`].
+/// Builds a [`ConsulService`]. A time longer than a year counts as a year.
 #[derive(Clone, Debug)]
 pub struct ConsulServiceBuilder {
     config: ConsulConfig,
@@ -61,7 +62,7 @@ impl ConsulServiceBuilder {
     /// break before calls return to it; each client adds up to a fifth, so that
     /// not all return at once. Default: 5 s.
     pub fn failback_after(mut self, time: Duration) -> Self {
-        self.settings.failback_after = time;
+        self.settings.failback_after = time.min(FOR_EVER);
         self
     }
 
@@ -71,7 +72,7 @@ impl ConsulServiceBuilder {
     /// 4 s, which is longer than an agent's restart hides instances (2.6 s, measured
     /// with Consul 1.8.7).
     pub fn demote_after(mut self, time: Duration) -> Self {
-        self.settings.demote_after = time;
+        self.settings.demote_after = time.min(FOR_EVER);
         self
     }
 

@@ -13,6 +13,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::Poll,
+    time::Duration,
 };
 
 use http::{HeaderName, HeaderValue, Request, Response, request};
@@ -124,26 +125,27 @@ impl CallContext {
         error
     }
 
-    /// A usable endpoint; waits for one up to `limit`.
+    /// A usable endpoint; waits for one as long as there is `patience`, and takes
+    /// the wait from it.
     async fn pick(
         &self,
         tries: &Tries,
         deadline: &Deadline,
-        limit: &mut Option<Instant>,
+        patience: &mut Duration,
     ) -> Result<Arc<Endpoint>, CallError> {
         let shared = &*self.shared;
         if let Some(endpoint) = shared.picker.pick(&shared.binding.borrow(), &tries.on) {
             return Ok(endpoint);
         }
-        // All waits of one call together are bounded.
-        let limit =
-            *limit.get_or_insert_with(|| deadline.at().min(Instant::now() + shared.options.fail_fast_after));
+        let started = Instant::now();
+        let limit = deadline.at().min(started + *patience);
         if !shared.starving.swap(true, Ordering::AcqRel) {
             let _ = shared.reports.send(Report::Starved);
         }
         let mut binding = shared.binding.clone();
         loop {
             if let Some(endpoint) = shared.picker.pick(&binding.borrow_and_update(), &tries.on) {
+                *patience = patience.saturating_sub(started.elapsed());
                 return Ok(endpoint);
             }
             let kind = match timeout_at(limit, binding.changed()).await {
@@ -245,9 +247,10 @@ pub(crate) async fn run(
     let context = Arc::new(CallContext::new(shared, head.uri.clone()));
 
     let mut tries = Tries::default();
-    let mut wait_limit = None;
+    // For all waits of the call together, and not for what it waits for answers.
+    let mut patience = context.shared.options.fail_fast_after;
     loop {
-        let endpoint = match context.pick(&tries, &deadline, &mut wait_limit).await {
+        let endpoint = match context.pick(&tries, &deadline, &mut patience).await {
             Ok(endpoint) => endpoint,
             Err(error) => return Err(context.give_up(error)),
         };
@@ -258,7 +261,7 @@ pub(crate) async fn run(
         tries.made += 1;
         tries.on.push(endpoint.serial());
         let attempt_body = body.attempt().expect("a body that is gone is not resent");
-        let late = tries.made > 1 || wait_limit.is_some();
+        let late = tries.made > 1 || patience < context.shared.options.fail_fast_after;
         let request = assemble(&head, attempt_body, tries.counted, late.then_some(&deadline));
         let suspect_after = context.shared.options.suspect_after;
         let given_up = if context.safe { endpoint.link().left() } else { endpoint.link().abandoned() };

@@ -74,6 +74,9 @@ pub(crate) enum ConnectError {
     /// It says that it is not serving.
     #[error("answers that it is not serving")]
     NotServing,
+    /// It says UNAVAILABLE.
+    #[error("answers UNAVAILABLE: {:?}", .0.message())]
+    Unavailable(Box<Status>),
 }
 
 /// The last error of the chain: what really happened.
@@ -137,7 +140,7 @@ impl Connector for TonicConnector {
         let within = self.options.connect_timeout;
         let dial = self.dial(instance, link);
         // One bound over TCP, TLS and the exchange: tonic's own covers TCP alone.
-        Box::pin(async move { timeout(within, dial).await.unwrap_or(Err(ConnectError::TimedOut(within))) })
+        Box::pin(async move { running(within, dial).await.unwrap_or(Err(ConnectError::TimedOut(within))) })
     }
 
     fn probe(&self, endpoint: Arc<Endpoint>, link: Arc<Link>) -> BoxFuture<Result<Life, ConnectError>> {
@@ -147,7 +150,7 @@ impl Connector for TonicConnector {
             let mut elsewhere = None;
             let asking = async {
                 let mut here = pin!(check(endpoint.channel().clone()));
-                if let Ok(answer) = timeout(within / 2, &mut here).await {
+                if let Some(answer) = running(within / 2, &mut here).await {
                     return answer;
                 }
                 let mut second = pin!(async { elsewhere = dial.await.ok() });
@@ -157,24 +160,46 @@ impl Connector for TonicConnector {
                 }
                 here.await
             };
-            match timeout(within, asking).await {
-                Ok(answer) => answer.map(|()| Life::Here),
-                Err(_) => elsewhere.map(Life::Elsewhere).ok_or(ConnectError::TimedOut(within)),
+            match running(within, asking).await {
+                Some(answer) => answer.map(|()| Life::Here),
+                None => elsewhere.map(Life::Elsewhere).ok_or(ConnectError::TimedOut(within)),
             }
         })
     }
 }
 
+/// In so many parts is a time-out counted.
+const PARTS: u32 = 10;
+
+/// Waits for `future`, but no longer than `within` of the time in which we run.
+///
+/// Where the process stands still, or its runtime has no thread to spare, the
+/// answer may lie in the socket unread when the time is over, and all instances
+/// would look dead at once. So each part of the time counts for what it should
+/// have taken, however late its end is noticed.
+async fn running<T>(within: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    for _ in 0..PARTS {
+        if let Ok(output) = timeout(within / PARTS, &mut future).await {
+            return Some(output);
+        }
+    }
+    None
+}
+
 /// One exchange that every gRPC server can answer: `grpc.health.v1` Check.
-/// UNIMPLEMENTED and every other status that came over the wire prove life as
-/// well; UNAVAILABLE does not, nor does the server's word that it is not serving.
+/// UNIMPLEMENTED and every other status that came over the wire will do as well,
+/// but not UNAVAILABLE, nor the server's word that it is not serving.
 async fn check(channel: Channel) -> Result<(), ConnectError> {
     match HealthClient::new(Checked(channel)).check(HealthCheckRequest::default()).await {
         Ok(response) if response.get_ref().status() == ServingStatus::NotServing => {
             Err(ConnectError::NotServing)
         }
         Ok(_) => Ok(()),
-        Err(status) if came_over_the_wire(&status) && status.code() != Code::Unavailable => Ok(()),
+        Err(status) if came_over_the_wire(&status) => match status.code() {
+            Code::Unavailable => Err(ConnectError::Unavailable(Box::new(status))),
+            _ => Ok(()),
+        },
         Err(status) => Err(ConnectError::Exchange(Box::new(status))),
     }
 }

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// The longest that any call is given: timers do not reach for ever. A year.
-const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The longest that anything is waited for: timers do not reach for ever. A year.
+pub(crate) const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// When a call must have ended.
 #[derive(Clone, Copy, Debug)]

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
+    deadline::FOR_EVER,
     error::BuildError,
     hook::{CallFailure, Hook},
     methods::{Methods, is_path},
@@ -24,7 +25,7 @@ pub enum Policy {
 /// What to find in Consul under one service name, and how to call it.
 ///
 /// Settings are checked by [`build`](super::ConsulServiceBuilder::build), whose
-/// error names the one that is wrong.
+/// error names the one that is wrong. A time longer than a year counts as a year.
 #[derive(Clone)]
 pub struct ServiceOptions {
     pub(crate) name: String,
@@ -145,7 +146,7 @@ impl ServiceOptions {
     /// The time for one connection to be made and to answer: TCP, TLS and one
     /// exchange together. Default: 1 s, as linkerd has it.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = timeout;
+        self.connect_timeout = timeout.min(FOR_EVER);
         self
     }
 
@@ -160,14 +161,14 @@ impl ServiceOptions {
     /// How long a call waits for a usable instance, within its deadline.
     /// Default: 3 s, as linkerd has it.
     pub fn fail_fast_after(mut self, wait: Duration) -> Self {
-        self.fail_fast_after = wait;
+        self.fail_fast_after = wait.min(FOR_EVER);
         self
     }
 
     /// How long an attempt may be out, with nothing else heard from its
     /// instance, before that is probed. Default: 500 ms.
     pub fn suspect_after(mut self, wait: Duration) -> Self {
-        self.suspect_after = wait;
+        self.suspect_after = wait.min(FOR_EVER);
         self
     }
 
@@ -175,7 +176,7 @@ impl ServiceOptions {
     /// it on a second connection is tried as well. An instance with no ready peer
     /// is given up only when four in a row are not answered. Default: 500 ms.
     pub fn probe_timeout(mut self, timeout: Duration) -> Self {
-        self.probe_timeout = timeout;
+        self.probe_timeout = timeout.min(FOR_EVER);
         self
     }
 
@@ -183,8 +184,8 @@ impl ServiceOptions {
     /// long after each further failure, up to `at_most`, each varied by a fifth
     /// (gRPC's connection back-off). Default: 500 ms and 30 s.
     pub fn ejection(mut self, first: Duration, at_most: Duration) -> Self {
-        self.eject_for = first;
-        self.eject_at_most = at_most;
+        self.eject_for = first.min(FOR_EVER);
+        self.eject_at_most = at_most.min(FOR_EVER);
         self
     }
 
@@ -220,7 +221,7 @@ impl ServiceOptions {
     /// grpc-java end connections that ping more often than every 5 minutes
     /// unless told otherwise (gRFC A8). Default: off; suspects are probed instead.
     pub fn keep_alive(mut self, interval: Duration, timeout: Duration) -> Self {
-        self.keep_alive = Some((interval, timeout));
+        self.keep_alive = Some((interval.min(FOR_EVER), timeout.min(FOR_EVER)));
         self
     }
 

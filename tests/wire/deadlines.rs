@@ -13,8 +13,9 @@ use crate::{
     common::{
         DEADLINE, options, register,
         scripted::{Act, Ask, End, Scripted},
+        until,
     },
-    stage::{Stage, get, increment, kind, timed, watch},
+    stage::{Stage, get, increment, kind, served, timed, watch},
 };
 
 /// How late an end may be on a busy machine.
@@ -176,4 +177,24 @@ async fn the_default_bounds_calls_without_a_deadline_and_cuts_no_stream() {
     stream.message().await.unwrap().expect("the first");
     let silence = tokio::time::timeout(3 * SHORT, stream.message()).await;
     assert!(silence.is_err(), "a stream without a deadline was cut: {silence:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_time_on_an_instance_does_not_count_as_a_wait_for_one() {
+    let wait = Duration::from_secs(1);
+    let (first, second) = (Scripted::start(|_| Act::Hang).await, Scripted::good().await);
+    let options = options().spares(0).fail_fast_after(wait);
+    let Some(stage) = Stage::with(options, &[]).await else { return };
+    let call = tokio::spawn(get(stage.channel(), DEADLINE * 5));
+    until(&stage.client, "Consul has answered", |c| c.status().datacenters.iter().any(|d| d.answered)).await;
+    register(stage.consul.registry(), "counter", "first", first.port).await;
+    stage.until_ready(1).await;
+    tokio::time::sleep(wait).await;
+    register(stage.consul.registry(), "counter", "second", second.port).await;
+    until(&stage.client, "both are known", |c| c.status().datacenters[0].known == 2).await;
+    assert_eq!((first.asks().len(), second.connections()), (1, 0));
+    // It has to be connected to: the call waits once more.
+    first.health(Act::Hang);
+    first.cut();
+    assert_eq!(served(&call.await.unwrap().unwrap()), ("second".to_owned(), 2));
 }

@@ -233,3 +233,17 @@ async fn an_only_instance_that_keeps_failing_gives_way_to_another_datacenter() {
     until_bound_to(&client, "good").await;
     increment(client.channel(), DEADLINE).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_probe_that_is_answered_unavailable_ends_no_call() {
+    // Longer than it takes to be suspected and probed.
+    let server = Scripted::start(|_| Act::Answer.after(Duration::from_millis(1500))).await;
+    let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    server.health(Act::Status(14, "too%20busy", vec![]));
+    let checks = server.checks();
+    assert!(increment(stage.channel(), DEADLINE * 2).await.is_ok());
+    assert!(server.checks() > checks, "it was probed");
+    assert_eq!(stage.bound(), "a", "it answers, if not well, and is the only one");
+    assert_eq!(server.connections(), 1);
+}

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tonic_failover::{
     client::{GrpcClient, UpdateError},
     testkit::ConsulProcess,
@@ -9,7 +10,7 @@ use tonic_failover::{
 
 use crate::{
     common::{
-        self, Backend, consul,
+        self, Backend, consul, hostile,
         proxy::Proxy,
         register,
         scripted::{Act, Scripted},
@@ -139,4 +140,24 @@ async fn a_reported_failure_probes_and_looks_up_and_an_old_one_does_nothing() {
     let (asked, probed) = (proxy.look_ups() - requests, b.checks() - checks);
     println!("a thousand reports: {asked} look-ups, {probed} probes");
     assert!(asked <= 2 && probed <= 3, "a thousand reports: {asked} look-ups, {probed} probes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn updates_that_come_later_put_nobody_off() {
+    let consul = consul().await;
+    let Some(consul) = consul else { return };
+    register(consul.registry(), "counter", "dead", hostile::refused().await).await;
+    let client = common::client(&consul.url());
+    let mut updates = JoinSet::new();
+    let mut pace = tokio::time::interval(Duration::from_millis(300));
+    for _ in 0..25 {
+        pace.tick().await;
+        let client = client.clone();
+        updates.spawn(async move { timed(update(&client)).await });
+    }
+    while let Some(update) = updates.join_next().await {
+        let (binding, took) = update.unwrap();
+        assert!(binding.is_err(), "there is nothing usable");
+        assert!(took < Duration::from_secs(6), "one waited for {took:?}");
+    }
 }

@@ -95,7 +95,7 @@ impl<C: Clone> Fleet<C> {
                 let wanted = match (behind, self.settings.policy) {
                     (true, _) if !self.settings.keep_warm => 0,
                     (true, _) => 1,
-                    (false, Policy::PickFirst) => 1 + self.settings.spares,
+                    (false, Policy::PickFirst) => self.settings.spares.saturating_add(1),
                     (false, Policy::RoundRobin) => usize::MAX,
                 };
                 self.dial_up_to(tier, wanted, now, wake, &mut dials);
@@ -253,7 +253,7 @@ impl<C: Clone> Fleet<C> {
             let keep = match (behind, self.settings.policy) {
                 (true, _) if self.settings.keep_warm => 1,
                 (true, _) => 0,
-                (false, Policy::PickFirst) => 1 + self.settings.spares,
+                (false, Policy::PickFirst) => self.settings.spares.saturating_add(1),
                 (false, Policy::RoundRobin) => usize::MAX,
             };
             let mut ready: Vec<_> = self.tiers[tier]

@@ -37,8 +37,9 @@ pub(super) struct Probed {
 }
 
 impl Probes {
-    pub(super) fn is_empty(&self) -> bool {
-        self.tasks.is_empty()
+    /// Whether the connection is being asked about.
+    pub(super) fn is_asking(&self, serial: u64) -> bool {
+        self.suspects.contains_key(&serial)
     }
 
     /// The next probe that has ended. `None` where there is none.
@@ -51,7 +52,7 @@ impl Probes {
 impl Worker {
     /// Asks the instance for a sign of life, unless that is under way.
     pub(super) fn probe(&mut self, endpoint: Arc<Endpoint>, since: Instant) {
-        if !self.probes.suspects.contains_key(&endpoint.serial()) {
+        if !self.probes.is_asking(endpoint.serial()) {
             self.send_probe(endpoint, Suspicion { since, unanswered: 0 });
         }
     }
@@ -86,7 +87,7 @@ impl Worker {
                 link.rest_suspicion();
             }
             // It lives, and says itself that it is the wrong one to ask.
-            Err(ConnectError::NotServing) => {
+            Err(ConnectError::NotServing | ConnectError::Unavailable(_)) => {
                 link.acquit();
                 if self.fleet.ready_peers() > 1 {
                     self.take_out(&endpoint, RebindCause::Failing, suspicion.since, now);

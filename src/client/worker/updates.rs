@@ -25,9 +25,18 @@ pub(super) struct LookUps {
     pub(super) starved: bool,
     last_at: Option<Instant>,
     last_error: Option<RegistryError>,
+    /// Those who share the flight under way.
     waiting: Vec<Update>,
-    /// When those who wait are answered at the latest.
-    due: Option<Instant>,
+    /// Those who came after its look-up had ended: the next one is theirs.
+    next: Vec<Update>,
+    /// The end of that look-up.
+    looked: Option<Looked>,
+}
+
+struct Looked {
+    error: Option<RegistryError>,
+    /// When those who wait are answered at the latest: what was found must be connected to.
+    due: Instant,
 }
 
 impl Worker {
@@ -60,16 +69,28 @@ impl Worker {
         self.look_ups.last_error = error.or(self.look_ups.last_error.take());
         if !self.sources.is_looking_up() {
             self.starving.store(false, Ordering::Release);
-            if !self.look_ups.waiting.is_empty() {
-                // What the look-up has found must now be connected to.
-                self.look_ups.due = Some(Instant::now() + self.options.connect_timeout + LOOK_UP_SPACING);
+            // Failing calls cause further ones, which put nobody off.
+            if !self.look_ups.waiting.is_empty() && self.look_ups.looked.is_none() {
+                let due = Instant::now() + self.options.connect_timeout + LOOK_UP_SPACING;
+                self.look_ups.looked = Some(Looked { error: self.look_ups.last_error.clone(), due });
             }
         }
     }
 
+    /// Who comes while another's look-up is under way shares it; who comes later
+    /// must not hold up those who wait already.
     pub(super) fn on_update(&mut self, reply: Update, now: Instant) {
+        if self.look_ups.looked.is_some() {
+            self.look_ups.next.push(reply);
+            return;
+        }
         self.look_ups.waiting.push(reply);
-        self.look_ups.due = None;
+        if self.look_ups.waiting.len() == 1 {
+            self.start_update(now);
+        }
+    }
+
+    fn start_update(&mut self, now: Instant) {
         if !self.sources.is_looking_up() {
             self.look_up(now);
         }
@@ -81,35 +102,41 @@ impl Worker {
     /// Answers once the registry has been asked and the bound instance has, and
     /// something is usable or there has been time enough for it.
     pub(super) fn answer_updates(&mut self, now: Instant) {
-        if self.look_ups.waiting.is_empty() || self.sources.is_looking_up() || !self.probes.is_empty() {
+        let Some(looked) = &self.look_ups.looked else { return };
+        let binding = self.publisher.current();
+        let preferred = binding.preferred().filter(|e| e.is_usable());
+        if preferred.is_some_and(|e| self.probes.is_asking(e.serial())) {
             return;
         }
-        let binding = self.publisher.current();
         let result = if binding.is_usable() {
             Ok(binding)
-        } else if self.look_ups.due.is_some_and(|due| due > now) {
+        } else if looked.due > now {
             return;
         } else {
-            Err(match self.look_ups.last_error.clone() {
+            Err(match looked.error.clone() {
                 Some(error) => UpdateError::Registry(error),
                 None => UpdateError::NothingUsable { reason: self.status(now).reason().unwrap_or_default() },
             })
         };
-        self.look_ups.due = None;
-        for update in self.look_ups.waiting.drain(..) {
+        self.look_ups.looked = None;
+        let next = std::mem::take(&mut self.look_ups.next);
+        for update in std::mem::replace(&mut self.look_ups.waiting, next) {
             // A caller that has gone needs no answer.
             let _ = update.send(result.clone());
+        }
+        if !self.look_ups.waiting.is_empty() {
+            self.start_update(now);
         }
     }
 
     /// When the updates that wait are answered at the latest.
     pub(super) fn updates_due(&self) -> Option<Instant> {
-        self.look_ups.due
+        self.look_ups.looked.as_ref().map(|looked| looked.due)
     }
 
     /// The end: nobody is left waiting.
     pub(super) fn refuse_updates(&mut self) {
-        for update in self.look_ups.waiting.drain(..) {
+        for update in self.look_ups.waiting.drain(..).chain(self.look_ups.next.drain(..)) {
             let _ = update.send(Err(UpdateError::Closed));
         }
     }
