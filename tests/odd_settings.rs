@@ -8,11 +8,15 @@ use std::time::Duration;
 
 use common::{DEADLINE, builder, get, hostile, options, register, scripted::Scripted, until};
 use tonic_failover::{
-    client::{ConsulServiceBuilder, ServiceOptions},
+    client::{ConsulServiceBuilder, GrpcClient, ServiceOptions},
     testkit::Agent,
 };
 
 const EVER: Duration = Duration::MAX;
+
+fn known(client: &GrpcClient) -> usize {
+    client.status().datacenters.first().map_or(0, |d| d.known)
+}
 
 /// One instance answers and one refuses connections; the first is lost and comes back, and both leave.
 async fn serves(what: &str, set: impl FnOnce(ConsulServiceBuilder, ServiceOptions) -> ConsulServiceBuilder) {
@@ -21,16 +25,16 @@ async fn serves(what: &str, set: impl FnOnce(ConsulServiceBuilder, ServiceOption
     let service = set(builder(&agent.url()), options()).build().unwrap();
     let client = service.grpc_client("counter").unwrap();
     let first = tokio::spawn(get(client.channel()));
-    until(&client, &format!("{what}: the dead one is known"), |c| c.status().datacenters[0].known == 1).await;
+    until(&client, &format!("{what}: the dead one is known"), |c| known(c) == 1).await;
     register(agent.registry(), "counter", "a", a.port).await;
     assert!(first.await.unwrap().is_ok(), "{what}");
     a.cut();
     let updated = tokio::time::timeout(DEADLINE, service.update_grpc_client("counter")).await;
     assert!(updated.is_ok_and(|it| it.is_ok()), "{what}");
     common::deregister(agent.registry(), "dead").await;
-    until(&client, &format!("{what}: the dead one is gone"), |c| c.status().datacenters[0].known == 1).await;
+    until(&client, &format!("{what}: the dead one is gone"), |c| known(c) == 1).await;
     common::deregister(agent.registry(), "a").await;
-    let is_empty = |c: &tonic_failover::client::GrpcClient| c.status().datacenters[0].empty_since.is_some();
+    let is_empty = |c: &GrpcClient| c.status().datacenters.first().is_some_and(|d| d.empty_since.is_some());
     until(&client, &format!("{what}: the list is empty"), is_empty).await;
     assert!(get(client.channel()).await.is_ok(), "{what}");
     assert!(!client.status().closed, "{what}");

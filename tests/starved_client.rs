@@ -55,6 +55,7 @@ async fn a_client_that_stood_still_while_it_probed_gives_nobody_up() {
     }
     until(&client, "both are probed", |_| checks() == before + 2).await;
     // Longer than any probe may take.
+    #[expect(clippy::disallowed_methods, reason = "the runtime is to be blocked")]
     std::thread::sleep(Duration::from_millis(1500));
     while let Some(call) = calls.join_next().await {
         call.unwrap().unwrap();
