@@ -212,8 +212,7 @@ impl ConsulService {
         let service: Arc<str> = options.name.as_str().into();
         let (reporter, reports) = mpsc::unbounded_channel();
         let (binding_tx, binding) = watch::channel(Binding::default());
-        let (status_tx, status) =
-            watch::channel(ServiceStatus { service: service.clone(), ..ServiceStatus::default() });
+        let (status_tx, status) = watch::channel(ServiceStatus::at_start(service.clone()));
         let events = event::channel();
         let starving = Arc::new(AtomicBool::new(false));
         let shared = Arc::new(CallShared {

@@ -6,6 +6,9 @@ use tokio::time::Instant;
 
 use crate::Instance;
 
+/// The name of the own datacenter until the registry has told it.
+pub(crate) const UNNAMED: &str = "local";
+
 /// The state of one service at one moment. It promises nothing about the next one.
 ///
 /// Its `Display` is one line: `counter-1@dc1 ready, 2 known, 1 ejected`.
@@ -54,6 +57,12 @@ pub struct DatacenterStatus {
 }
 
 impl ServiceStatus {
+    /// Before the worker has begun: the own datacenter is about to be asked.
+    pub(crate) fn at_start(service: Arc<str>) -> Self {
+        let own = DatacenterStatus { name: UNNAMED.to_owned(), asked: true, ..DatacenterStatus::default() };
+        Self { service, datacenters: vec![own], ..Self::default() }
+    }
+
     /// Whether an instance is usable.
     pub fn is_ready(&self) -> bool {
         self.bound.is_some()

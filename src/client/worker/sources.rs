@@ -6,7 +6,10 @@ use tokio::{task::JoinSet, time::Instant};
 use tokio_stream::{StreamExt, StreamMap, wrappers::WatchStream};
 
 use crate::{
-    client::resolver::{Resolved, Resolver, ResolverSettings},
+    client::{
+        resolver::{Resolved, Resolver, ResolverSettings},
+        status::UNNAMED,
+    },
     consul::{ConsulClient, HealthQuery, RegistryError},
 };
 
@@ -15,9 +18,6 @@ const LIST_AGE: Duration = Duration::from_secs(60);
 
 /// How soon the list is asked for again after a failure.
 const LIST_RETRY: Duration = Duration::from_secs(1);
-
-/// The name of the own datacenter until the registry has told it.
-const UNNAMED: &str = "local";
 
 /// One datacenter and how to ask about it.
 pub(crate) struct Source {
