@@ -26,7 +26,8 @@ fn config(url: &str) -> ConsulConfig {
 
 /// Asks again each second, because a right that is given or taken wakes no query.
 fn client(config: ConsulConfig) -> GrpcClient {
-    let builder = ConsulService::builder(config).wait(Duration::from_secs(1)).service(steady());
+    let builder = ConsulService::builder(config).wait(Duration::from_secs(1));
+    let builder = builder.service(steady().fail_fast_after(Duration::from_millis(500)));
     builder.build().unwrap().grpc_client("counter").unwrap()
 }
 
@@ -183,23 +184,20 @@ async fn a_token_in_a_file_is_exchanged_under_running_calls() {
     let record = Record::of(&client);
     until(&client, "it is ready", |c| dc1(c).ready == 1).await;
     let callers = Callers::start(&client, 32, Method::Increment);
-    let mut others = Vec::new();
     for round in 1..=5_u16 {
         let new = guarded.token("client").await;
         put(&file, &new.secret);
         guarded.delete(&token).await;
         token = new;
         // The query that waits ends by this, refused; the new token is asked with at once.
-        let name = format!("other-{round}");
-        register(&guarded.root, "counter", &name, 1).await;
-        others.push(name);
+        register(&guarded.root, "counter", &format!("other-{round}"), round).await;
         until(&client, "the news came", |c| dc1(c).known == usize::from(round) + 1).await;
         assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
     }
 
     // Deleted too early: refused until the file has the new one.
     guarded.delete(&token).await;
-    register(&guarded.root, "counter", "late", 1).await;
+    register(&guarded.root, "counter", "late", 6).await;
     until(&client, "it is refused", |c| c.status().to_string().contains("refuses the token: ACL not found"))
         .await;
     callers.go_on_for(100).await;
