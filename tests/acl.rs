@@ -27,7 +27,9 @@ fn config(url: &str) -> ConsulConfig {
 /// Asks again each second, because a right that is given or taken wakes no query.
 fn client(config: ConsulConfig) -> GrpcClient {
     let builder = ConsulService::builder(config).wait(Duration::from_secs(1));
-    let builder = builder.service(steady().fail_fast_after(Duration::from_millis(500)));
+    let builder = builder.service(
+        steady().fail_fast_after(Duration::from_millis(500)).connect_timeout(Duration::from_secs(2)),
+    );
     builder.build().unwrap().grpc_client("counter").unwrap()
 }
 

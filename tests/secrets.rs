@@ -129,6 +129,8 @@ async fn no_token_and_no_password_is_shown_anywhere() {
         let client = builder(config).build().unwrap().grpc_client("counter").unwrap();
         let record = Record::of(&client);
         client.ready().await.unwrap();
+        // Each once with an answer to every question; those that give none, for one client.
+        let count = if secret == TOKEN { 8 } else { 4 };
         let faults: [&dyn Fn() -> Switch; 8] = [
             &|| echo(&agent, 403, secret),
             &|| echo(&agent, 500, secret),
@@ -139,7 +141,7 @@ async fn no_token_and_no_password_is_shown_anywhere() {
             &|| agent.faults().drop_connections(),
             &|| agent.faults().refuse(),
         ];
-        for fault in faults {
+        for fault in &faults[..count] {
             let fault = fault();
             lost(&client, &said).await;
             fault.off();

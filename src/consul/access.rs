@@ -162,6 +162,7 @@ pub(super) fn read(body: &[u8]) -> Result<Option<Denied>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{consul::ConsulConfig, instance::Snapshot};
 
     #[test]
     fn each_right_is_read_from_its_own_entry() {
@@ -189,5 +190,38 @@ mod tests {
         for body in ["", "null", "{}", "[]", "[1,2]", swapped, odd, &"[".repeat(10_000)] {
             assert!(read(body.as_bytes()).is_err(), "{body:.60}");
         }
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_does_not_tell_is_no_error_and_is_asked_once() {
+        let client = ConsulClient::new(ConsulConfig::new("127.0.0.1:1").unwrap()).unwrap();
+        let (probe, query) = (AccessProbe::default(), HealthQuery::new("counter").unwrap());
+        let empty = |denied| HealthAnswer {
+            snapshot: Snapshot::default(),
+            index: Some(1),
+            known_leader: None,
+            last_contact: None,
+            filtered_by_acl: denied,
+            denied: denied.then_some(Denied::Part),
+            skipped: Vec::new(),
+        };
+        for denied in [false, true] {
+            let mut answer = empty(denied);
+            probe.complete(&client, &query, &mut answer).await;
+            assert_eq!(answer, empty(denied));
+            assert!(!probe.is_due(Instant::now() + 2 * AGAIN));
+        }
+    }
+
+    #[test]
+    fn what_is_denied_is_asked_about_again_after_a_while_and_waited_for_no_longer() {
+        let (probe, now, minute) = (AccessProbe::default(), Instant::now(), Duration::from_secs(60));
+        assert!(probe.is_due(now));
+        assert_eq!(probe.wait(minute), minute);
+        probe.empty.lock().as_mut().unwrap().denied = Some(Denied::Nodes);
+        assert_eq!((probe.wait(minute), probe.wait(AGAIN / 2)), (AGAIN, AGAIN / 2));
+        assert!(!probe.is_due(now + AGAIN / 2));
+        assert!(probe.is_due(now + AGAIN));
+        assert!(!probe.is_due(now + AGAIN));
     }
 }
