@@ -6,6 +6,8 @@
 #[path = "conformance/world.rs"]
 mod world;
 
+#[path = "conformance/acl.rs"]
+mod acl;
 #[path = "conformance/blocking.rs"]
 mod blocking;
 #[path = "conformance/checks.rs"]
@@ -88,7 +90,8 @@ cases! {
         refusals::odd_registrations_are_taken,
         refusals::bad_maintenance_is_named,
         refusals::other_methods_and_paths_are_refused,
-        refusals::the_two_hundred_and_first_connection_is_reset;
+        refusals::the_two_hundred_and_first_connection_is_reset,
+        acl::rights_are_not_told_where_acls_are_off;
     2 datacenters:
         datacenters::the_own_one_comes_first,
         datacenters::a_question_is_forwarded,

@@ -14,7 +14,7 @@ use tokio_stream::{
     wrappers::{BroadcastStream, errors::BroadcastStreamRecvError},
 };
 
-use crate::Instance;
+use crate::{Instance, consul::Denied};
 
 /// Something that happened to one service. Its `Display` is one plain sentence.
 #[derive(Clone, Debug)]
@@ -95,6 +95,23 @@ pub enum FailoverEvent {
         /// How long it did not.
         after: Duration,
     },
+    /// The registry hides from the token what it is asked for. A list that comes
+    /// empty for that reason says nothing: what was known before stays in use.
+    AccessDenied {
+        /// The service.
+        service: Arc<str>,
+        /// The datacenter asked about.
+        datacenter: String,
+        /// What the token may not read.
+        denied: Denied,
+    },
+    /// The registry hides nothing any more, as far as that is known.
+    AccessGranted {
+        /// The service.
+        service: Arc<str>,
+        /// The datacenter asked about.
+        datacenter: String,
+    },
     /// Events were lost because they were not read in time; what follows is current.
     Missed {
         /// How many.
@@ -160,6 +177,12 @@ impl fmt::Display for FailoverEvent {
             }
             Self::RegistryBack { datacenter, after, .. } => {
                 write!(f, "the registry of {datacenter} answers again after {:.1} s", after.as_secs_f64())
+            }
+            Self::AccessDenied { datacenter, denied, .. } => {
+                write!(f, "the registry of {datacenter} hides something: {denied}")
+            }
+            Self::AccessGranted { datacenter, .. } => {
+                write!(f, "the registry of {datacenter} hides nothing from the token any more")
             }
             Self::Missed { count } => write!(f, "{count} events were missed"),
         }

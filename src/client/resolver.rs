@@ -30,7 +30,7 @@ use tower::util::rng::{HasherRng, Rng};
 use tracing::Instrument;
 
 use crate::{
-    consul::{ConsulClient, HealthQuery, RegistryError},
+    consul::{ConsulClient, Denied, HealthQuery, RegistryError},
     instance::Snapshot,
 };
 use task::{Ask, Asker, Task};
@@ -64,6 +64,11 @@ pub(crate) struct Resolved {
     pub(crate) failing_since: Option<Instant>,
     /// Since when the registry has said that there are no instances.
     pub(crate) empty_since: Option<Instant>,
+    /// What the token may not read, by the last good answer.
+    pub(crate) denied: Option<Denied>,
+    /// Since when the list has been hidden from the token: it comes empty, and
+    /// that says nothing.
+    pub(crate) hidden_since: Option<Instant>,
     /// How many good answers there have been.
     pub(crate) answers: u64,
 }
@@ -108,7 +113,8 @@ impl Resolver {
             service = query.service_name(),
             datacenter = query.datacenter_name().unwrap_or("(own)"),
         );
-        Self::run(Arc::new(Asker { client, query }), settings, HasherRng::new(), span)
+        let access = Arc::default();
+        Self::run(Arc::new(Asker { client, query, access }), settings, HasherRng::new(), span)
     }
 
     fn run(
@@ -124,8 +130,8 @@ impl Resolver {
         Self { requests, resolved, _task: task }
     }
 
-    /// What is known, and news of it: a change of the list, its emptiness, or the
-    /// registry being lost, in other trouble, or back. An answer that says the same
+    /// What is known, and news of it: a change of the list, its emptiness, what the
+    /// token may read, or the registry being lost, in other trouble, or back. An answer that says the same
     /// again is no news; it moves `answered_at` and `answers` silently.
     pub(crate) fn watch(&self) -> watch::Receiver<Resolved> {
         self.resolved.clone()

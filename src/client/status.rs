@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::Instance;
+use crate::{Instance, consul::Denied};
 
 /// The name of the own datacenter until the registry has told it.
 pub(crate) const UNNAMED: &str = "local";
@@ -48,10 +48,13 @@ pub struct DatacenterStatus {
     pub empty_since: Option<Instant>,
     /// True once they are.
     pub demoted: bool,
-    /// Since when the registry has not answered, where it does not.
+    /// Since when the registry has not answered, or has hidden the list from the
+    /// token, where it does so: what it said before is still used.
     pub stale_since: Option<Instant>,
-    /// Why not.
+    /// Why it does not answer.
     pub registry_error: Option<String>,
+    /// What the token may not read, where that is known.
+    pub denied: Option<Denied>,
     /// Whether the registry has ever answered.
     pub answered: bool,
 }
@@ -93,6 +96,9 @@ impl DatacenterStatus {
                 None => format!("{name} lists {known}, none has answered yet"),
             },
         };
+        if let Some(denied) = &self.denied {
+            text.push_str(&format!(", {denied}"));
+        }
         if let Some(error) = &self.registry_error {
             text.push_str(&format!(", its registry: {error}"));
         }
@@ -116,9 +122,13 @@ impl fmt::Display for ServiceStatus {
         for datacenter in &self.datacenters {
             if let Some(since) = datacenter.stale_since {
                 write!(f, ", {} stale for {}", datacenter.name, Seconds(since.elapsed()))?;
-                if let Some(error) = &datacenter.registry_error {
-                    write!(f, " ({error})")?;
+                match (&datacenter.registry_error, &datacenter.denied) {
+                    (Some(error), _) => write!(f, " ({error})")?,
+                    (None, Some(denied)) => write!(f, " ({denied})")?,
+                    (None, None) => {}
                 }
+            } else if let Some(denied) = &datacenter.denied {
+                write!(f, ", {}: {denied}", datacenter.name)?;
             }
             if let Some(since) = datacenter.empty_since {
                 write!(f, ", {} lists none for {}", datacenter.name, Seconds(since.elapsed()))?;
@@ -171,6 +181,10 @@ mod tests {
             (
                 DatacenterStatus { known: 2, last_failure: Some("refused".into()), ..dc1() },
                 "dc1 lists 2, none answers (refused)",
+            ),
+            (
+                DatacenterStatus { answered: true, denied: Some(Denied::Service), ..dc1() },
+                "dc1 lists no healthy instance, the token may not read the service",
             ),
             (
                 DatacenterStatus { registry_error: Some("timed out".into()), ..dc1() },

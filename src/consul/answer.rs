@@ -2,6 +2,7 @@
 
 use std::{fmt, time::Duration};
 
+use super::Denied;
 use crate::instance::Snapshot;
 
 /// The registry's answer to a [`HealthQuery`](super::HealthQuery).
@@ -19,6 +20,10 @@ pub struct HealthAnswer {
     /// True where the token hides a part of the answer. Consul before 1.11 never
     /// says so: there, an empty answer may be a refused one.
     pub filtered_by_acl: bool,
+    /// What the token may not read, as far as that is known: [`Denied::Part`] where
+    /// the registry says so by itself. [`ConsulClient::denied`](super::ConsulClient::denied)
+    /// asks.
+    pub denied: Option<Denied>,
     /// The entries that describe nothing to connect to.
     pub skipped: Vec<SkippedEntry>,
 }

@@ -1,16 +1,24 @@
 //! The client.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use consulrs::client::{ConsulClient as Consulrs, ConsulClientSettings};
-use http02::{HeaderMap, header::RETRY_AFTER};
+use http02::{HeaderMap, HeaderValue, header::RETRY_AFTER};
 use rustify::clients::reqwest::Client as HttpClient;
-use tokio::sync::OnceCell;
+use tokio::{sync::OnceCell, time::Instant};
 use url::form_urlencoded;
 
 use super::{
-    BlockingIndex, ConfigError, ConsulConfig, HealthAnswer, HealthQuery, RegistryError, ServiceRegistration,
-    config, instances, name, query,
+    BlockingIndex, ConfigError, ConsulConfig, Denied, HealthAnswer, HealthQuery, RegistryError,
+    ServiceRegistration, access, config, instances, name, query,
+    token::Token,
     transport::{self, Answer, Call, Credentials},
 };
 
@@ -33,7 +41,12 @@ pub struct ConsulClient {
 
 struct Inner {
     consulrs: Consulrs,
-    credentials: Credentials,
+    token: Token,
+    authorization: Option<HeaderValue>,
+    /// User and password, to be kept out of errors.
+    auth: Option<Arc<str>>,
+    /// The agent has said that it knows no ACLs.
+    acls_off: AtomicBool,
     namespace: Option<String>,
     request_timeout: Duration,
     max_answer_bytes: usize,
@@ -51,7 +64,7 @@ impl ConsulClient {
     pub fn new(config: ConsulConfig) -> Result<Self, ConfigError> {
         let address = config.address.url();
         let http = config::http_client(&config)?;
-        let token = config::token(&config)?;
+        let token = Token::new(&config)?;
         let authorization = config::authorization(&config, &http)?;
         // Written out, because its builder reads what is not set from the environment.
         let settings = ConsulClientSettings {
@@ -66,7 +79,10 @@ impl ConsulClient {
         Ok(Self {
             inner: Arc::new(Inner {
                 consulrs: Consulrs { http: HttpClient::new(&address, http), settings },
-                credentials: Credentials { token, authorization },
+                token,
+                authorization,
+                auth: config.auth.map(|it| it.value.into()),
+                acls_off: AtomicBool::new(false),
                 namespace: config.namespace,
                 request_timeout: config.request_timeout,
                 max_answer_bytes: config.max_answer_bytes,
@@ -114,6 +130,36 @@ impl ConsulClient {
         self.health(query, Some((after, wait)), patience).await
     }
 
+    /// What the token may not read of what `query` asks for, by Consul's internal
+    /// question for single rights: an empty list does not tell. `None`: nothing,
+    /// or ACLs are off, which is asked only once until the agent may be another.
+    ///
+    /// # Errors
+    /// Where the registry gives no answer to go by within 1 s, which says nothing
+    /// about the rights; and where a namespace is set, within which rights are not
+    /// asked about.
+    pub async fn denied(&self, query: &HealthQuery) -> Result<Option<Denied>, RegistryError> {
+        if self.inner.acls_off.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        if self.inner.namespace.is_some() {
+            let reason = "rights within a namespace are not asked about".to_owned();
+            return Err(RegistryError::Unsendable { reason });
+        }
+        let body = access::question(query.service_name()).to_string().into_bytes();
+        let datacenter = query.datacenter_name();
+        let call = Call::post(access::PATH, query::in_datacenter(datacenter), body);
+        let patience = self.inner.request_timeout.min(access::PATIENCE);
+        match self.call_within(call, datacenter, patience).await {
+            Ok(answer) => access::read(&answer.body).map_err(|error| self.not_understood(error)),
+            Err(RegistryError::Status { code: 401, body }) if body.contains("ACL support disabled") => {
+                self.inner.acls_off.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// The datacenters that the agent knows: its own first, the others by their
     /// round-trip time. One that is down stays in the list.
     ///
@@ -121,7 +167,7 @@ impl ConsulClient {
     /// Where the registry gives no answer to go by.
     pub async fn datacenters(&self) -> Result<Vec<String>, RegistryError> {
         let answer = self.call(Call::get("v1/catalog/datacenters", String::new()), None).await?;
-        serde_json::from_slice(&answer.body).map_err(RegistryError::not_understood)
+        serde_json::from_slice(&answer.body).map_err(|error| self.not_understood(error))
     }
 
     /// Registers an instance with the agent, or replaces what it had under this id.
@@ -169,14 +215,16 @@ impl ConsulClient {
         let wanted =
             instances::Wanted { warning: query.wants_warning(), meta: query.wanted_meta(), from_afar };
         let (snapshot, skipped) =
-            instances::read(&answer.body, wanted).map_err(RegistryError::not_understood)?;
+            instances::read(&answer.body, wanted).map_err(|error| self.not_understood(error))?;
         let headers = &answer.headers;
+        let filtered = flag(headers, "x-consul-results-filtered-by-acls") == Some(true);
         Ok(HealthAnswer {
             snapshot,
             index: number(headers, "x-consul-index").filter(|it| *it > 0),
             known_leader: flag(headers, "x-consul-knownleader"),
             last_contact: number(headers, "x-consul-lastcontact").map(Duration::from_millis),
-            filtered_by_acl: flag(headers, "x-consul-results-filtered-by-acls") == Some(true),
+            filtered_by_acl: filtered,
+            denied: filtered.then_some(Denied::Part),
             skipped,
         })
     }
@@ -212,13 +260,55 @@ impl ConsulClient {
         datacenter: Option<&str>,
         patience: Duration,
     ) -> Result<Answer, RegistryError> {
-        let Inner { consulrs, credentials, max_answer_bytes, .. } = &*self.inner;
-        let answer =
-            transport::exchange(&consulrs.http, credentials, call, patience, *max_answer_bytes).await?;
+        let started = Instant::now();
+        let mut credentials = self.credentials().await;
+        let mut answer = self.exchange(call.clone(), &credentials, patience).await?;
+        if answer.status == 403 {
+            // The token may have been exchanged while this was under way. A refused
+            // request has done nothing, so it may be sent again.
+            let now = self.credentials().await;
+            if now.token != credentials.token {
+                credentials = now;
+                let left = patience.saturating_sub(started.elapsed());
+                answer = self.exchange(call, &credentials, left).await?;
+            }
+        }
         match answer.status {
             200..300 => Ok(answer),
-            _ => Err(refusal(&answer, datacenter)),
+            _ => Err(refusal(&answer, datacenter, |text| credentials.hidden(text))),
         }
+    }
+
+    async fn exchange(
+        &self,
+        call: Call,
+        credentials: &Credentials,
+        patience: Duration,
+    ) -> Result<Answer, RegistryError> {
+        let Inner { consulrs, max_answer_bytes, acls_off, .. } = &*self.inner;
+        let outcome =
+            transport::exchange(&consulrs.http, credentials, call, patience, *max_answer_bytes).await;
+        // Whoever answers next may have other settings; and a 403 comes of ACLs alone.
+        if outcome.as_ref().map_or(true, |answer| answer.status == 403) {
+            acls_off.store(false, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    /// An answer that nobody can read: why, without what it may repeat of the question.
+    fn not_understood(&self, error: impl fmt::Display) -> RegistryError {
+        let credentials = self.credentials_with(self.inner.token.last());
+        RegistryError::not_understood(credentials.hidden(&error.to_string()))
+    }
+
+    fn credentials_with(&self, token: Option<HeaderValue>) -> Credentials {
+        let Inner { authorization, auth, .. } = &*self.inner;
+        Credentials { token, authorization: authorization.clone(), auth: auth.clone() }
+    }
+
+    async fn credentials(&self) -> Credentials {
+        let token = self.inner.token.now().await;
+        self.credentials_with(token)
     }
 }
 
@@ -238,8 +328,12 @@ fn checked(id: &str) -> Result<&str, RegistryError> {
 
 /// What an answer that is no success means. Consul says most things with 500 and
 /// a sentence.
-fn refusal(answer: &Answer, datacenter: Option<&str>) -> RegistryError {
-    let body = excerpt(&answer.body);
+fn refusal(
+    answer: &Answer,
+    datacenter: Option<&str>,
+    without_secrets: impl Fn(&str) -> String,
+) -> RegistryError {
+    let body = excerpt(&without_secrets(&String::from_utf8_lossy(&answer.body)));
     let retry_after = number(&answer.headers, RETRY_AFTER.as_str()).map(Duration::from_secs);
     match answer.status {
         403 => RegistryError::Forbidden { message: body },
@@ -256,8 +350,7 @@ fn refusal(answer: &Answer, datacenter: Option<&str>) -> RegistryError {
 }
 
 /// The beginning of `body`, fit for one line.
-fn excerpt(body: &[u8]) -> String {
-    let text = String::from_utf8_lossy(body);
+fn excerpt(text: &str) -> String {
     let text = text.trim();
     let mut short: String =
         text.chars().take(EXCERPT).map(|it| if it.is_control() { ' ' } else { it }).collect();

@@ -23,6 +23,7 @@
 //! # Ok(()) }
 //! ```
 
+mod access;
 mod answer;
 mod client;
 mod config;
@@ -32,8 +33,11 @@ mod instances;
 mod name;
 mod query;
 mod registration;
+mod token;
 mod transport;
 
+pub(crate) use access::AccessProbe;
+pub use access::Denied;
 pub use answer::{HealthAnswer, SkipReason, SkippedEntry};
 pub use client::ConsulClient;
 pub use config::{ConfigError, ConsulConfig};

@@ -177,6 +177,15 @@ impl HealthQuery {
     }
 }
 
+/// The query string of other questions about a datacenter.
+pub(super) fn in_datacenter(datacenter: Option<&str>) -> String {
+    let mut pairs = form_urlencoded::Serializer::new(String::new());
+    if let Some(datacenter) = datacenter {
+        pairs.append_pair("dc", datacenter);
+    }
+    pairs.finish()
+}
+
 /// `wait` as Consul will take it: 0 would mean its default of 5 minutes.
 pub(super) fn bounded(wait: Duration) -> Duration {
     wait.clamp(Duration::from_millis(1), LONGEST_WAIT)

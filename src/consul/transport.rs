@@ -40,6 +40,8 @@ pub(super) struct Call {
 pub(super) struct Credentials {
     pub(super) token: Option<HeaderValue>,
     pub(super) authorization: Option<HeaderValue>,
+    /// What `authorization` was made of.
+    pub(super) auth: Option<Arc<str>>,
 }
 
 /// An answer of any status.
@@ -94,6 +96,10 @@ impl Call {
         Self { method: RequestMethod::GET, path: path.into(), query, body: Vec::new() }
     }
 
+    pub(super) fn post(path: impl Into<String>, query: String, body: Vec<u8>) -> Self {
+        Self { method: RequestMethod::POST, path: path.into(), query, body }
+    }
+
     pub(super) fn put(path: impl Into<String>, query: String, body: Vec<u8>) -> Self {
         Self { method: RequestMethod::PUT, path: path.into(), query, body }
     }
@@ -123,6 +129,25 @@ impl Endpoint for Call {
 }
 
 // === impl Credentials ===
+
+impl Credentials {
+    /// `text` of somebody who may repeat what he was sent, as some proxies do.
+    pub(super) fn hidden(&self, text: &str) -> String {
+        let as_text = |it: &Option<HeaderValue>| {
+            it.as_ref().map(|it| String::from_utf8_lossy(it.as_bytes()).into_owned())
+        };
+        let (token, authorization) = (as_text(&self.token), as_text(&self.authorization));
+        let encoded = authorization.as_deref().and_then(|it| it.split_once(' ')).map(|(_, it)| it);
+        let password = self.auth.as_deref().and_then(|it| it.split_once(':')).map(|(_, it)| it);
+        let mut text = text.to_owned();
+        for secret in [token.as_deref(), encoded, self.auth.as_deref(), password].into_iter().flatten() {
+            if !secret.is_empty() {
+                text = text.replace(secret, "(hidden)");
+            }
+        }
+        text
+    }
+}
 
 impl MiddleWare for Credentials {
     fn request<E: Endpoint>(&self, _: &E, request: &mut Request<Vec<u8>>) -> Result<(), ClientError> {
@@ -216,7 +241,7 @@ mod tests {
     use crate::consul::{HealthQuery, ServiceName};
 
     fn uri(path: String, query: String) -> http02::Uri {
-        let credentials = Credentials { token: None, authorization: None };
+        let credentials = Credentials { token: None, authorization: None, auth: None };
         let endpoint = Call::get(path, query);
         let request = endpoint.with_middleware(&credentials).request("http://127.0.0.1:8500").unwrap();
         request.uri().clone()

@@ -40,7 +40,7 @@
 //! ```
 //!
 //! # Limits of the embedded agent
-//! No ACLs, TLS, sessions, prepared queries, nodes other than the agent's own,
+//! No ACLs but [`Faults::filtered`], no TLS, sessions, prepared queries, nodes other than the agent's own,
 //! gossip or `?cached`. Filters know `==` on `Service.Meta`, `in` and `contains`
 //! on `Service.Tags`, and `and`. Without a leader, registrations show at once in
 //! stale reads, where a real agent hands them on later.

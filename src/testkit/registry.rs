@@ -83,6 +83,24 @@ impl Registry {
         self.send(Method::PUT, path, body.into(), PATIENCE).await
     }
 
+    /// `POST`s `body` to `path` and gives the answer whatever its status. Waits
+    /// 10 s at most.
+    ///
+    /// # Errors
+    /// Where no whole answer comes.
+    pub async fn post(&self, path: &str, body: impl Into<Bytes>) -> Result<Answer, RequestError> {
+        self.send(Method::POST, path, body.into(), PATIENCE).await
+    }
+
+    /// `DELETE`s `path` and gives the answer whatever its status. Waits 10 s at
+    /// most.
+    ///
+    /// # Errors
+    /// Where no whole answer comes.
+    pub async fn delete(&self, path: &str) -> Result<Answer, RequestError> {
+        self.send(Method::DELETE, path, Bytes::new(), PATIENCE).await
+    }
+
     /// Registers a service, or changes its registration.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub(crate) mod acl;
 pub(crate) mod alone;
 pub(crate) mod hostile;
 pub(crate) mod proxy;
@@ -87,6 +88,17 @@ impl Backend {
 
     /// Starts one that listens at `listen`.
     pub(crate) async fn start_at(name: &str, listen: &str, consul: &str, more: &[&str]) -> Self {
+        Self::start_as(name, listen, consul, more, None).await
+    }
+
+    /// The same with an ACL token.
+    pub(crate) async fn start_as(
+        name: &str,
+        listen: &str,
+        consul: &str,
+        more: &[&str],
+        token: Option<&str>,
+    ) -> Self {
         let journal = tempfile::NamedTempFile::new().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
         command.args(["backend", "--name", name, "--listen", listen, "--journal"]);
@@ -98,6 +110,7 @@ impl Backend {
             }
         }
         command.env("CONSUL_HTTP_ADDR", consul).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.envs(token.map(|token| ("CONSUL_HTTP_TOKEN", token)));
         let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut backend = Self { name: name.to_owned(), port: 0, child, lines, journal };

@@ -108,6 +108,7 @@ async fn odd_headers_are_no_index_and_no_panic() {
                    X-Consul-LastContact: 1500\r\n";
     let answer = ask(answer("200 OK", headers, "[]")).await.unwrap();
     assert!(answer.filtered_by_acl);
+    assert_eq!(answer.denied, Some(tonic_failover::consul::Denied::Part));
     assert_eq!(answer.known_leader, Some(false));
     assert_eq!(answer.last_contact, Some(Duration::from_millis(1500)));
 }

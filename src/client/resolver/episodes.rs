@@ -9,7 +9,6 @@ use crate::consul::{HealthAnswer, RegistryError, SkippedEntry};
 pub(super) struct Episodes {
     lost: bool,
     leaderless: bool,
-    hidden: bool,
     skipped: BTreeSet<SkippedEntry>,
 }
 
@@ -36,10 +35,6 @@ impl Episodes {
             (true, false) => tracing::info!("the registry has a leader again"),
             _ => {}
         }
-        if answer.filtered_by_acl && !self.hidden {
-            tracing::warn!("the token hides a part of the registry's answer");
-        }
-        self.hidden = answer.filtered_by_acl;
         let skipped: BTreeSet<_> = answer.skipped.iter().cloned().collect();
         for entry in skipped.difference(&self.skipped) {
             tracing::warn!(%entry, "an entry of the registry names nothing to connect to");

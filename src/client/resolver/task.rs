@@ -19,7 +19,9 @@ use super::{
     order::{Asked, Order},
     pace::{Backoff, Spacing},
 };
-use crate::consul::{BlockingIndex, ConsulClient, HealthAnswer, HealthQuery, IndexStep, RegistryError};
+use crate::consul::{
+    AccessProbe, BlockingIndex, ConsulClient, HealthAnswer, HealthQuery, IndexStep, RegistryError,
+};
 
 /// The longest that a registry's wish to be left alone is heeded. Our bound: a
 /// faulty header must not blind us for a day.
@@ -36,6 +38,7 @@ pub(super) trait Ask: Send + Sync + 'static {
 pub(super) struct Asker {
     pub(super) client: ConsulClient,
     pub(super) query: HealthQuery,
+    pub(super) access: Arc<AccessProbe>,
 }
 
 pub(super) struct Task<R> {
@@ -71,8 +74,12 @@ enum Next {
 
 impl Ask for Asker {
     fn ask(&self, after: BlockingIndex, wait: Duration) -> BoxFuture<'static, Outcome> {
-        let (client, query) = (self.client.clone(), self.query.clone());
-        Box::pin(async move { client.watch_instances(&query, after, wait).await })
+        let (client, query, access) = (self.client.clone(), self.query.clone(), self.access.clone());
+        Box::pin(async move {
+            let mut answer = client.watch_instances(&query, after, access.wait(wait)).await?;
+            access.complete(&client, &query, &mut answer).await;
+            Ok(answer)
+        })
     }
 }
 
@@ -212,20 +219,27 @@ impl Resolved {
         self.answered_at = Some(now);
         self.failing_since = None;
         let back = self.error.take().is_some();
-        let changed = if !taken {
-            false
-        } else if answer.snapshot.instances.is_empty() {
+        if !taken {
+            return back;
+        }
+        let empty = answer.snapshot.instances.is_empty();
+        let denied = std::mem::replace(&mut self.denied, answer.denied) != self.denied;
+        // A list that the token may not read is not empty, it is unknown.
+        let hidden_since = (empty && self.denied.is_some()).then(|| self.hidden_since.unwrap_or(now));
+        let hidden = std::mem::replace(&mut self.hidden_since, hidden_since).is_some();
+        let empty_since = (empty && hidden_since.is_none()).then(|| self.empty_since.unwrap_or(now));
+        let was_empty = std::mem::replace(&mut self.empty_since, empty_since).is_some();
+        let other = if empty {
             self.snapshot.get_or_insert_default();
-            self.empty_since.replace(self.empty_since.unwrap_or(now)).is_none()
+            false
         } else {
-            let filled = self.empty_since.take().is_some();
             let other = self.snapshot.as_ref() != Some(&answer.snapshot);
             if other {
                 self.snapshot = Some(answer.snapshot.clone());
             }
-            filled || other
+            other
         };
-        back || changed
+        back || denied || hidden != hidden_since.is_some() || was_empty != empty_since.is_some() || other
     }
 
     /// Notes a failure. True where it is another one than before.

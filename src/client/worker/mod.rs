@@ -219,6 +219,9 @@ impl Worker {
             }
             _ => {}
         }
+        if before.denied != resolved.denied {
+            self.publisher.access(name, resolved.denied);
+        }
     }
 
     fn on_report(&mut self, report: Report) {
@@ -321,7 +324,9 @@ impl Worker {
                 let source = self.sources.get(tier);
                 let mut status = self.fleet.status(tier, now);
                 status.name.clone_from(&source.name);
-                status.stale_since = source.last.failing_since;
+                status.stale_since =
+                    [source.last.failing_since, source.last.hidden_since].into_iter().flatten().min();
+                status.denied = source.last.denied;
                 status.registry_error = source.last.error.as_ref().map(|error| in_full(error));
                 status
             })

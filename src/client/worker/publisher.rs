@@ -12,6 +12,7 @@ use crate::{
         event::{EventSender, FailoverEvent, RebindCause},
         status::ServiceStatus,
     },
+    consul::Denied,
 };
 
 /// The ends that a worker publishes through.
@@ -57,7 +58,9 @@ impl Publisher {
     pub(crate) fn event(&self, event: FailoverEvent) {
         // One line an episode; the events are the episodes.
         match &event {
-            FailoverEvent::Rebound { from: None, .. } | FailoverEvent::Readmitted { .. } => {
+            FailoverEvent::Rebound { from: None, .. }
+            | FailoverEvent::Readmitted { .. }
+            | FailoverEvent::AccessGranted { .. } => {
                 tracing::info!(service = %self.service, "{event}");
             }
             _ => tracing::warn!(service = %self.service, "{event}"),
@@ -140,6 +143,15 @@ impl Publisher {
     pub(crate) fn registry_back(&self, datacenter: &str, after: Duration) {
         let (service, datacenter) = (self.service(), datacenter.to_owned());
         self.event(FailoverEvent::RegistryBack { service, datacenter, after });
+    }
+
+    /// What the token may not read of a datacenter has changed.
+    pub(crate) fn access(&self, datacenter: &str, denied: Option<Denied>) {
+        let (service, datacenter) = (self.service(), datacenter.to_owned());
+        self.event(match denied {
+            Some(denied) => FailoverEvent::AccessDenied { service, datacenter, denied },
+            None => FailoverEvent::AccessGranted { service, datacenter },
+        });
     }
 
     pub(crate) fn status(&self, status: ServiceStatus) {

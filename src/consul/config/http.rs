@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -10,6 +11,9 @@ use http02::HeaderValue;
 use reqwest::{Certificate, Identity, header::AUTHORIZATION, redirect::Policy};
 
 use super::{ConfigError, ConsulConfig, Given};
+
+/// A token is a few dozen bytes; a file of more than this holds something else.
+const LONGEST_TOKEN: u64 = 8 << 10;
 
 /// A client with the settings' time-outs and TLS. It uses no proxy: one that is
 /// named in the environment for other ends must not come between a program and
@@ -70,13 +74,7 @@ pub(in crate::consul) fn http_client(config: &ConsulConfig) -> Result<reqwest::C
 /// The token as a header, from the file if there is one.
 pub(in crate::consul) fn token(config: &ConsulConfig) -> Result<Option<HeaderValue>, ConfigError> {
     if let Some(file) = &config.token_file {
-        let content = read(file)?;
-        let text = String::from_utf8(content).map_err(|_| bad_file(file, "it must hold text in UTF-8"))?;
-        let text = text.trim();
-        if text.is_empty() {
-            return Err(bad_file(file, "the file is empty; it must hold a token"));
-        }
-        return header(text).map(Some).map_err(|problem| bad_file(file, &format!("the token {problem}")));
+        return token_in(file).map(Some);
     }
     let Some(given) = &config.token else { return Ok(None) };
     let problem = if given.value.trim() != given.value {
@@ -89,6 +87,23 @@ pub(in crate::consul) fn token(config: &ConsulConfig) -> Result<Option<HeaderVal
     problem.map(Some).map_err(|problem| {
         ConfigError::secret(given.setting, format!("the token {problem} (its value is not shown)"))
     })
+}
+
+/// The token that a file holds now.
+pub(in crate::consul) fn token_in(file: &Given<PathBuf>) -> Result<HeaderValue, ConfigError> {
+    let mut content = Vec::new();
+    fs::File::open(&file.value)
+        .and_then(|it| it.take(LONGEST_TOKEN + 1).read_to_end(&mut content))
+        .map_err(|source| unreadable(file, source))?;
+    if content.len() as u64 > LONGEST_TOKEN {
+        return Err(bad_file(file, "the file is too long; it must hold a token and nothing else"));
+    }
+    let text = String::from_utf8(content).map_err(|_| bad_file(file, "it must hold text in UTF-8"))?;
+    let text = text.trim();
+    if text.is_empty() {
+        return Err(bad_file(file, "the file is empty; it must hold a token"));
+    }
+    header(text).map_err(|problem| bad_file(file, &format!("the token {problem}")))
 }
 
 /// The header of HTTP's basic authentication.
@@ -160,8 +175,11 @@ fn identity(cert: &Given<PathBuf>, key: &Given<PathBuf>) -> Result<Identity, Con
 }
 
 fn read(file: &Given<PathBuf>) -> Result<Vec<u8>, ConfigError> {
-    fs::read(&file.value)
-        .map_err(|source| bad_file(file, "it must be a file that can be read").because(source))
+    fs::read(&file.value).map_err(|source| unreadable(file, source))
+}
+
+fn unreadable(file: &Given<PathBuf>, source: std::io::Error) -> ConfigError {
+    bad_file(file, "it must be a file that can be read").because(source)
 }
 
 fn bad_file(file: &Given<PathBuf>, problem: &str) -> ConfigError {

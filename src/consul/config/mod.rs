@@ -16,7 +16,7 @@ use std::{
 
 pub(super) use address::Address;
 pub use error::ConfigError;
-pub(super) use http::{authorization, http_client, token};
+pub(super) use http::{authorization, http_client, token, token_in};
 
 /// How to reach a Consul agent.
 ///
@@ -109,8 +109,10 @@ impl ConsulConfig {
         self
     }
 
-    /// A file that holds the token, read once; white space around it is dropped.
-    /// It goes before [`token`](Self::token). Default: none.
+    /// A file that holds the token; white space around it is dropped. It goes before
+    /// [`token`](Self::token). It is read again for each request, so that a token
+    /// can be exchanged; where it cannot be used then, the one read before stays.
+    /// Default: none.
     pub fn token_file(mut self, file: impl AsRef<Path>) -> Self {
         self.token_file = Some(Given { setting: "token_file", value: file.as_ref().into() });
         self

@@ -47,6 +47,7 @@ pub(crate) enum Effect {
     Garbage,
     Oversized(usize),
     Empty(String),
+    Filtered(String),
     NoLeader(Duration),
     Partition(String),
     HangDatacenter(String),
@@ -126,6 +127,14 @@ impl<'a> Faults<'a> {
     /// at once, when it is switched on and when it is switched off.
     pub fn empty(&self, service: impl Into<String>) -> Switch {
         self.on(Effect::Empty(service.into()))
+    }
+
+    /// Hides one service from all tokens, as `default_policy = "deny"` does from one
+    /// without `service:read` on it: as [`empty`](Self::empty), and the question for
+    /// single rights (`/v1/internal/acl/authorize`) says so. While this is off, that
+    /// question finds ACLs disabled.
+    pub fn filtered(&self, service: impl Into<String>) -> Switch {
+        self.on(Effect::Filtered(service.into()))
     }
 
     /// Takes the datacenter's leader away: default and consistent reads are

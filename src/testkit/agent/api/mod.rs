@@ -1,5 +1,6 @@
 //! The HTTP API, one file for each part of it.
 
+mod acl;
 mod agent;
 mod catalog;
 mod health;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    routing::{get, put},
+    routing::{get, post, put},
 };
 
 use super::node::Node;
@@ -34,5 +35,6 @@ pub(crate) fn router(node: Arc<Node>) -> Router {
         .route("/v1/agent/check/warn/{*id}", put(agent::warn))
         .route("/v1/agent/check/fail/{*id}", put(agent::fail))
         .route("/v1/agent/check/update/{*id}", put(agent::update))
+        .route("/v1/internal/acl/authorize", post(acl::authorize))
         .with_state(node)
 }

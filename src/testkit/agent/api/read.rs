@@ -52,7 +52,7 @@ pub(crate) async fn read(
 }
 
 /// The agent that `query` is for.
-async fn route(node: &Arc<Node>, query: &Query) -> Result<Arc<Node>, Refusal> {
+pub(super) async fn route(node: &Arc<Node>, query: &Query) -> Result<Arc<Node>, Refusal> {
     let other = query.datacenter.as_deref().filter(|name| *name != node.datacenter);
     let target = match other {
         None => Arc::clone(node),
@@ -140,7 +140,9 @@ impl Read<'_> {
 
     fn is_emptied(&self) -> bool {
         let Subject::Service(name) = self.subject else { return false };
-        self.target.faults.is(|effect| matches!(effect, Effect::Empty(service) if service == name))
+        self.target.faults.is(
+            |effect| matches!(effect, Effect::Empty(service) | Effect::Filtered(service) if service == name),
+        )
     }
 
     fn respond(&self, index: u64, body: Value) -> Response {

@@ -20,6 +20,10 @@ impl Refusal {
         Self { status: StatusCode::BAD_REQUEST, text: text.into(), from_servers: false }
     }
 
+    pub(crate) fn unauthorized(text: impl Into<String>) -> Self {
+        Self { status: StatusCode::UNAUTHORIZED, text: text.into(), from_servers: false }
+    }
+
     pub(crate) fn not_found(text: impl Into<String>) -> Self {
         Self { status: StatusCode::NOT_FOUND, text: text.into(), from_servers: false }
     }
