@@ -149,6 +149,10 @@ impl Worker {
     /// Does what follows from what is known now. Returns when to look again.
     fn step(&mut self) -> Option<Instant> {
         let now = Instant::now();
+        self.fleet.describe(|endpoint, instance| {
+            let stays = Arc::ptr_eq(endpoint.instance(), instance);
+            (!stays).then(|| Arc::new(endpoint.described(instance.clone())))
+        });
         let mut plan = self.fleet.plan(now);
         let mut wake = plan.wake;
         let mut at = |moment: Option<Instant>| wake = [wake, moment].into_iter().flatten().min();
