@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{DEADLINE, builder, get, hostile, options, register, scripted::Scripted, until};
 use tonic_failover::{
-    client::{ConsulServiceBuilder, ServiceOptions},
+    client::{ConsulServiceBuilder, GrpcClient, ServiceOptions},
     testkit::Agent,
 };
 
@@ -21,7 +21,8 @@ async fn serves(what: &str, set: impl FnOnce(ConsulServiceBuilder, ServiceOption
     let service = set(builder(&agent.url()), options()).build().unwrap();
     let client = service.grpc_client("counter").unwrap();
     let first = tokio::spawn(get(client.channel()));
-    until(&client, &format!("{what}: the dead one is known"), |c| c.status().datacenters[0].known == 1).await;
+    let is_known = |c: &GrpcClient| c.status().datacenters.iter().any(|d| d.known == 1);
+    until(&client, &format!("{what}: the dead one is known"), is_known).await;
     register(agent.registry(), "counter", "a", a.port).await;
     assert!(first.await.unwrap().is_ok(), "{what}");
     a.cut();
@@ -30,7 +31,7 @@ async fn serves(what: &str, set: impl FnOnce(ConsulServiceBuilder, ServiceOption
     common::deregister(agent.registry(), "dead").await;
     until(&client, &format!("{what}: the dead one is gone"), |c| c.status().datacenters[0].known == 1).await;
     common::deregister(agent.registry(), "a").await;
-    let is_empty = |c: &tonic_failover::client::GrpcClient| c.status().datacenters[0].empty_since.is_some();
+    let is_empty = |c: &GrpcClient| c.status().datacenters[0].empty_since.is_some();
     until(&client, &format!("{what}: the list is empty"), is_empty).await;
     assert!(get(client.channel()).await.is_ok(), "{what}");
     assert!(!client.status().closed, "{what}");
