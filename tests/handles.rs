@@ -131,6 +131,23 @@ async fn a_real_consul_sees_one_connection_whatever_the_number_of_handles() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bound_instance_is_described_as_the_registry_describes_it_now() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let a = one(agent.registry(), "counter", "old").await;
+    let client = builder(&agent.url()).service(options()).build().unwrap().grpc_client("counter").unwrap();
+    let (before, mut events) = (client.ready().await.unwrap(), client.events());
+    register(agent.registry(), "counter", "new", a.port).await;
+    common::deregister(agent.registry(), "old").await;
+    until_bound_to(&client, "new").await;
+    assert!(client.binding().generation() > before.generation());
+    assert_eq!(client.binding().instance().unwrap().name, "new");
+    assert_eq!(get(client.channel()).await.unwrap().instance.name, "new");
+    assert_eq!(connections_to(a.port), 1, "on the same connection");
+    client.consul_service().shutdown().await;
+    assert!(events.next().await.is_none(), "it is the same instance: no event");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_subscriber_sees_the_present_binding_and_a_slow_one_the_newest() {
     let agent = Agent::start("dc1").await.unwrap();
     let service = builder(&agent.url()).service(options()).build().unwrap();
@@ -677,6 +694,7 @@ async fn calls_after_the_end_of_their_runtime_are_refused_and_do_not_hang() {
     };
     let status = timeout(common::SOON, refused).await.expect("it ends");
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    until(&client, "the status says so", |c| c.status().closed && c.binding().is_empty()).await;
     let error = client.consul_service().update_grpc_client("counter").await.unwrap_err();
     assert!(matches!(error, UpdateError::Closed), "{error:?}");
     timeout(common::SOON, client.consul_service().shutdown()).await.expect("nothing is left to end");

@@ -22,6 +22,11 @@ use tonic_failover::{
     testkit::Agent,
 };
 
+#[expect(clippy::disallowed_methods, reason = "that the thread stands still is what is tried")]
+fn stand_still(time: Duration) {
+    std::thread::sleep(time);
+}
+
 #[tokio::test(flavor = "current_thread")]
 async fn a_client_that_stood_still_while_it_probed_gives_nobody_up() {
     // Servers and Consul run on a thread of their own.
@@ -54,9 +59,7 @@ async fn a_client_that_stood_still_while_it_probed_gives_nobody_up() {
         });
     }
     until(&client, "both are probed", |_| checks() == before + 2).await;
-    // Longer than any probe may take.
-    #[expect(clippy::disallowed_methods, reason = "the runtime is to be blocked")]
-    std::thread::sleep(Duration::from_millis(1500));
+    stand_still(Duration::from_millis(1500)); // Longer than any probe may take.
     while let Some(call) = calls.join_next().await {
         call.unwrap().unwrap();
     }

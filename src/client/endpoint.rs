@@ -173,6 +173,11 @@ impl Endpoint {
         Self { instance, channel, link }
     }
 
+    /// The same connection, as the registry describes its instance now.
+    pub(crate) fn described(&self, instance: Arc<Instance>) -> Self {
+        Self { instance, channel: self.channel.clone(), link: self.link.clone() }
+    }
+
     pub(crate) fn instance(&self) -> &Arc<Instance> {
         &self.instance
     }

@@ -226,6 +226,18 @@ impl<C: Clone> Fleet<C> {
         }
     }
 
+    /// Gives `anew` each connection and what the registry says of its instance now,
+    /// and puts what comes of it in the connection's place.
+    pub(crate) fn describe(&mut self, anew: impl Fn(&C, &Arc<Instance>) -> Option<C>) {
+        for member in self.tiers.iter_mut().flat_map(|tier| tier.members.values_mut()) {
+            if let Link::Ready { conn, .. } = &mut member.link
+                && let Some(described) = anew(conn, &member.instance)
+            {
+                *conn = described;
+            }
+        }
+    }
+
     fn find(&mut self, is_it: impl Fn(&C) -> bool) -> Option<&mut Member<C>> {
         self.tiers
             .iter_mut()

@@ -9,6 +9,11 @@ use super::{
 };
 use crate::client::options::Policy;
 
+/// How many attempts may have the field at once in one datacenter. Where a
+/// thousand instances are wanted, the first are ready before the last are begun.
+/// Our choice.
+const DIALS_AT_ONCE: usize = 32;
+
 /// What the worker is to do now.
 #[derive(Debug)]
 pub(crate) struct Plan<C> {
@@ -120,12 +125,13 @@ impl<C: Clone> Fleet<C> {
         let ranked: Vec<_> = self.tiers[tier].ranked().into_iter().cloned().collect();
         let members = &mut self.tiers[tier].members;
         // What warns does not stand in for what passes.
-        let (mut under_way, mut passing) = (0, 0);
+        let (mut under_way, mut passing, mut dialling) = (0, 0, 0);
         for member in members.values() {
             let counts = match member.link {
                 Link::Ready { .. } => true,
                 Link::Dialling { since, .. } if is_fresh(since, now) => {
                     wake.at(since + HEAD_START);
+                    dialling += 1;
                     true
                 }
                 Link::Dialling { .. } | Link::Idle => false,
@@ -136,6 +142,9 @@ impl<C: Clone> Fleet<C> {
         for id in ranked {
             let Some(member) = members.get_mut(&id) else { continue };
             let enough = if member.instance.warning { under_way } else { passing } >= wanted;
+            if dialling >= DIALS_AT_ONCE {
+                break;
+            }
             if enough || !matches!(member.link, Link::Idle) {
                 continue;
             }
@@ -148,6 +157,7 @@ impl<C: Clone> Fleet<C> {
             dials.push(Dial { key: Key { tier, id }, attempt: self.attempts });
             wake.at(now + HEAD_START);
             under_way += 1;
+            dialling += 1;
             passing += usize::from(!member.instance.warning);
         }
     }

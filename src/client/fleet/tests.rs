@@ -418,3 +418,24 @@ async fn an_attempt_under_way_ends_well_though_its_datacenter_has_moved() {
     let plan = bench.settle(&[]);
     assert_eq!(bench.bound(&plan), ["c"]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn where_hundreds_are_wanted_a_few_are_dialled_at_a_time() {
+    let names: Vec<String> = (0..100).map(|n| format!("i{n:03}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut bench = Bench::new(Settings { policy: Policy::RoundRobin, ..settings() }, 0);
+    bench.list(0, &names);
+    let mut first = bench.plan().dial;
+    assert_eq!(first.len(), 32);
+    assert!(bench.plan().dial.is_empty(), "until one has ended");
+    let Dial { key, attempt } = first.remove(0);
+    bench.fleet.connected(&key, attempt, 1, bench.now).expect("wanted");
+    assert_eq!(bench.plan().dial.len(), 1);
+    // The silent hold nobody up.
+    bench.now += ms(250);
+    let plan = bench.plan();
+    assert_eq!(plan.dial.len(), 32);
+    assert!(plan.wake.is_some());
+    bench.now += ms(250);
+    assert_eq!(bench.settle(&[]).bound.expect("bound").endpoints.len(), 1 + 100 - 33 - 32);
+}

@@ -59,7 +59,10 @@ impl<C> Tier<C> {
             let rank = (instance.warning, rank(place, id));
             let member = match before.remove(id) {
                 Some(mut member) => {
-                    member.instance = Arc::clone(instance);
+                    // The same one as long as nothing has changed: see `describe`.
+                    if member.instance != *instance {
+                        member.instance = Arc::clone(instance);
+                    }
                     member.rank = rank;
                     if was_empty {
                         member.reset();

@@ -47,6 +47,9 @@ use super::{
 };
 use crate::{Instance, consul::RegistryError};
 
+/// How much more is heard before the next step.
+const AT_ONCE: usize = 1024;
+
 struct Dialled {
     key: Key,
     attempt: u64,
@@ -125,14 +128,33 @@ impl Worker {
                 Some(probed) = self.probes.next() => self.on_probed(probed),
                 () = wait => {}
             }
+            self.hear_the_rest();
         }
         self.close();
+    }
+
+    /// What has come meanwhile goes into the same step: where a thousand
+    /// connections are lost at once, the first one that is back must not wait for
+    /// a thousand steps.
+    fn hear_the_rest(&mut self) {
+        for _ in 0..AT_ONCE {
+            let Ok(report) = self.reports.try_recv() else { break };
+            self.on_report(report);
+        }
+        for _ in 0..AT_ONCE {
+            let Some(Ok(dialled)) = self.dials.try_join_next() else { break };
+            self.on_dialled(dialled);
+        }
     }
 
     /// Does what follows from what is known now. Returns when to look again.
     fn step(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let doubts = self.settle_doubts(now);
+        self.fleet.describe(|endpoint, instance| {
+            let stays = Arc::ptr_eq(endpoint.instance(), instance);
+            (!stays).then(|| Arc::new(endpoint.described(instance.clone())))
+        });
         let mut plan = self.fleet.plan(now);
         let mut wake = [plan.wake, doubts].into_iter().flatten().min();
         let mut at = |moment: Option<Instant>| wake = [wake, moment].into_iter().flatten().min();

@@ -92,10 +92,14 @@ impl Publisher {
 
     /// Publishes these endpoints unless they are what is published already.
     pub(crate) fn bind(&mut self, place: usize, endpoints: Vec<Arc<Endpoint>>, now: Instant) {
-        let serials = |list: &[Arc<Endpoint>]| list.iter().map(|e| e.serial()).collect::<Vec<_>>();
         let Some(to) = endpoints.first().map(|e| e.instance().clone()) else { return };
         let current = self.current();
-        if serials(current.endpoints()) == serials(&endpoints) {
+        let same = |(a, b): (&Arc<Endpoint>, &Arc<Endpoint>)| {
+            a.serial() == b.serial() && Arc::ptr_eq(a.instance(), b.instance())
+        };
+        if current.endpoints().len() == endpoints.len()
+            && current.endpoints().iter().zip(&endpoints).all(same)
+        {
             return;
         }
         self.binding.send_replace(Binding::new(current.generation() + 1, endpoints));
@@ -161,8 +165,18 @@ impl Publisher {
     /// The end: subscribers see an empty binding, then a closed channel, and the
     /// status says so.
     pub(crate) fn close(&mut self) {
+        if self.status.borrow().closed {
+            return;
+        }
         let (generation, service) = (self.current().generation() + 1, self.service());
         self.status(ServiceStatus { service, generation, closed: true, ..ServiceStatus::default() });
         self.binding.send_replace(Binding::new(generation, Vec::new()));
+    }
+}
+
+/// Also where the worker's runtime ends under it.
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.close();
     }
 }

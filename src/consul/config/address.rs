@@ -114,10 +114,13 @@ fn port_of(authority: &str) -> Result<Option<u16>, String> {
 }
 
 /// `text` fit to be shown.
-fn without_password(text: &str) -> String {
+pub(super) fn without_password(text: &str) -> String {
     match text.rsplit_once('@') {
         Some((before, host)) => {
-            let scheme = before.split_once("://").map_or(String::new(), |(scheme, _)| format!("{scheme}://"));
+            // What stands before "://" in a password is no scheme.
+            let scheme = before.split_once("://").map(|(scheme, _)| scheme);
+            let scheme = scheme.filter(|it| it.bytes().all(|it| it.is_ascii_alphanumeric()));
+            let scheme = scheme.map_or(String::new(), |it| format!("{it}://"));
             format!("{scheme}(hidden)@{host}")
         }
         None => text.to_owned(),

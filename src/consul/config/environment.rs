@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use super::{Address, ConfigError, ConsulConfig, Given};
+use super::{Address, ConfigError, ConsulConfig, Given, address::without_password};
 
 const ADDR: &str = "CONSUL_HTTP_ADDR";
 const SSL: &str = "CONSUL_HTTP_SSL";
@@ -71,10 +71,11 @@ impl<L: Fn(&str) -> Option<OsString>> Vars<L> {
 
     fn text(&self, name: &str) -> Result<Option<String>, ConfigError> {
         let Some(value) = self.set(name) else { return Ok(None) };
-        value
-            .into_string()
-            .map(Some)
-            .map_err(|raw| ConfigError::new(name, raw.to_string_lossy(), "it must be text in UTF-8"))
+        value.into_string().map(Some).map_err(|raw| {
+            // An address may hold a password, although it should not.
+            let shown = without_password(&raw.to_string_lossy());
+            ConfigError::new(name, shown, "it must be text in UTF-8")
+        })
     }
 
     fn secret(&self, name: &'static str) -> Result<Option<Given<String>>, ConfigError> {

@@ -236,3 +236,16 @@ proptest! {
         let _ = http::token(&ConsulConfig::new("localhost:8500").unwrap().token(token));
     }
 }
+
+#[test]
+fn no_part_of_a_password_in_an_odd_address_is_shown() {
+    let odd =
+        [&b"http://user:geheim\xff@host:8500"[..], b"user:geheim://x@host:8500", b"user:ge@heim@host:8500"];
+    for address in odd {
+        let value = OsString::from_vec(address.to_vec());
+        let error = ConsulConfig::from_vars(|name| (name == "CONSUL_HTTP_ADDR").then(|| value.clone()));
+        let error = error.unwrap_err();
+        assert_eq!(error.setting, "CONSUL_HTTP_ADDR");
+        assert!(!format!("{error} {error:?}").contains("heim"), "{error}");
+    }
+}
