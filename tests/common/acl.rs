@@ -19,7 +19,7 @@ impl Guarded {
     /// `None`, loudly, where no Consul is installed.
     pub(crate) async fn start() -> Option<Self> {
         let bin = super::consul_bin()?;
-        // `master` became `initial_management` in 1.11, which still knows it.
+        // From 1.11 on `master` is called `initial_management`.
         let acl =
             format!("acl {{ enabled = true default_policy = \"deny\" tokens {{ master = \"{MASTER}\" }} }}");
         let consul = ConsulProcess::builder(bin).hcl(acl).start().await.unwrap();
