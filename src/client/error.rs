@@ -162,6 +162,13 @@ impl CallError {
         Self(Box::new(Inner { kind, instance, attempts, ran_before: false, status }))
     }
 
+    /// Adds why it came to that. Before a cause is set.
+    pub(crate) fn because(mut self, reason: &str) -> Self {
+        let status = &self.0.status;
+        self.0.status = Status::new(status.code(), format!("{}: {reason}", status.message()));
+        self
+    }
+
     /// Takes into account what earlier attempts may have done.
     pub(crate) fn after(mut self, tries: &Tries) -> Self {
         self.0.ran_before = tries.ran;
@@ -259,20 +266,15 @@ impl Error for CallError {
     }
 }
 
-/// An error and what caused it, in one line. A cause that its error has already
-/// told, as hyper's do, is not told twice.
-pub(crate) fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let words = cause.to_string();
-        if !text.ends_with(&words) {
-            text.push_str(": ");
-            text.push_str(&words);
-        }
-        next = cause.source();
+/// An error and what it comes down to, in one line: between the two only layers
+/// say that they failed too.
+pub(crate) fn in_brief(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut last = error;
+    while let Some(cause) = last.source() {
+        last = cause;
     }
-    text
+    let (first, last) = (error.to_string(), last.to_string());
+    if first.ends_with(&last) { first } else { format!("{first}: {last}") }
 }
 
 #[cfg(test)]
@@ -287,7 +289,7 @@ mod tests {
     fn a_cause_is_told_once() {
         let cause = Told("reset by peer", None);
         let error = Told("cannot ask", Some(Box::new(Told("broken: reset by peer", Some(Box::new(cause))))));
-        assert_eq!(in_full(&error), "cannot ask: broken: reset by peer");
+        assert_eq!(in_brief(&error), "cannot ask: reset by peer");
     }
 
     #[test]

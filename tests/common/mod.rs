@@ -134,6 +134,14 @@ impl Backend {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id().expect("it runs")).unwrap();
         kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+        if signal == Signal::STOP {
+            // A busy process has threads that run on for a moment, and answer.
+            let asked = Instant::now();
+            while !stands_still(pid) {
+                assert!(asked.elapsed() < SOON, "{pid} does not stop");
+                std::thread::yield_now();
+            }
+        }
     }
 
     /// SIGKILL, and waits for the end.
@@ -151,6 +159,16 @@ impl Backend {
     pub(crate) fn journal(&self) -> Vec<String> {
         std::fs::read_to_string(self.journal.path()).unwrap().lines().map(str::to_owned).collect()
     }
+}
+
+/// Whether each thread of the process is stopped.
+fn stands_still(pid: i32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.into_iter().all(|thread| {
+        // The state follows the name, which is in brackets and may hold anything.
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    })
 }
 
 /// Registers an instance in Consul by hand, without a check: Consul calls it

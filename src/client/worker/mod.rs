@@ -37,7 +37,6 @@ pub(crate) use self::{
 use super::{
     connector::{ConnectError, Connector},
     endpoint::{Endpoint, Link},
-    error::in_full,
     event::{FailoverEvent, RebindCause},
     fleet::{Dial, Fleet, Key, Plan, Settings, Word},
     options::ServiceOptions,
@@ -232,9 +231,10 @@ impl Worker {
             endpoint.link().retire();
         }
         let before = self.sources.note(tier, resolved.clone());
-        let name = &self.sources.get(tier).name;
+        let source = self.sources.get(tier);
+        let name = &source.name;
         match (&before.error, &resolved.error) {
-            (None, Some(error)) => self.publisher.registry_lost(name, in_full(error)),
+            (None, Some(error)) => self.publisher.registry_lost(name, source.trouble(error)),
             (Some(_), None) => {
                 let after = before.failing_since.map_or(Duration::ZERO, |since| since.elapsed());
                 self.publisher.registry_back(name, after);
@@ -349,7 +349,7 @@ impl Worker {
                 status.stale_since =
                     [source.last.failing_since, source.last.hidden_since].into_iter().flatten().min();
                 status.denied = source.last.denied;
-                status.registry_error = source.last.error.as_ref().map(|error| in_full(error));
+                status.registry_error = source.last.error.as_ref().map(|error| source.trouble(error));
                 status
             })
             .collect();

@@ -7,6 +7,7 @@ use tokio_stream::{StreamExt, StreamMap, wrappers::WatchStream};
 
 use crate::{
     client::{
+        error::in_brief,
         resolver::{Resolved, Resolver, ResolverSettings},
         status::UNNAMED,
     },
@@ -32,6 +33,11 @@ pub(crate) struct Source {
 impl Source {
     fn new(name: String, client: ConsulClient, query: HealthQuery) -> Self {
         Self { name, client, query, resolver: None, last: Resolved::default() }
+    }
+
+    /// What is wrong, and with whom.
+    pub(crate) fn trouble(&self, error: &RegistryError) -> String {
+        format!("{} (asked at {})", in_brief(error), self.client.address())
     }
 }
 
