@@ -7,7 +7,8 @@ use tonic::{Code, Status};
 use super::{retry::Tries, status::ServiceStatus};
 use crate::{Instance, consul::RegistryError};
 
-/// Why a [`ConsulService`](super::ConsulService) could not be built.
+/// Why a [`ConsulService`](super::ConsulService) or [`Services`](super::Services)
+/// could not be built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -59,9 +60,10 @@ pub enum BuildError {
     NoRuntime,
 }
 
-/// A service that this [`ConsulService`](super::ConsulService) was not built with.
+/// A service that the [`ConsulService`](super::ConsulService) or
+/// [`Services`](super::Services) was not built with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown service {name:?}: this ConsulService knows {}", known.join(", "))]
+#[error("unknown service {name:?}: the known ones are {}", known.join(", "))]
 pub struct UnknownService {
     /// The name asked for.
     pub name: String,
@@ -76,17 +78,17 @@ pub enum UpdateError {
     /// The service is unknown.
     #[error(transparent)]
     Unknown(#[from] UnknownService),
-    /// Consul did not answer, and no instance known from before does.
-    #[error("Consul could not be asked, and no instance known from before answers")]
+    /// The registry did not answer, and no instance known from before does.
+    #[error("the registry could not be asked, and no instance known from before answers")]
     Registry(#[source] RegistryError),
-    /// Consul answered, and no instance does.
+    /// The registry answered, and no instance does.
     #[error("no instance is usable: {reason}")]
     NothingUsable {
         /// The status' reason at that moment.
         reason: String,
     },
-    /// The `ConsulService` has been shut down.
-    #[error("the ConsulService has been shut down")]
+    /// The `ConsulService`, or whatever else it belongs to, has been shut down.
+    #[error("the service has been shut down")]
     Closed,
 }
 
@@ -249,7 +251,7 @@ fn describe(kind: &CallErrorKind, instance: Option<&Instance>, attempts: u32) ->
         CallErrorKind::Refused => format!("refused unprocessed in attempt {attempts}{to}"),
         CallErrorKind::NeverSent => format!("never sent in {attempts} attempts, the last{to}"),
         CallErrorKind::ResponseCut => format!("the response to a call{to} was cut in its middle"),
-        CallErrorKind::Closed => "the ConsulService has been shut down".to_owned(),
+        CallErrorKind::Closed => "the service has been shut down".to_owned(),
     }
 }
 
@@ -307,7 +309,7 @@ mod tests {
     #[test]
     fn an_unknown_service_lists_the_known_ones() {
         let error = UnknownService { name: "x".into(), known: vec!["a".into(), "b".into()] };
-        assert_eq!(error.to_string(), "unknown service \"x\": this ConsulService knows a, b");
+        assert_eq!(error.to_string(), "unknown service \"x\": the known ones are a, b");
     }
 
     #[test]

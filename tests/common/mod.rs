@@ -211,7 +211,7 @@ pub(crate) fn client(url: &str) -> GrpcClient {
 }
 
 /// Waits until the status satisfies `is_so`.
-pub(crate) async fn until(client: &GrpcClient, words: &str, is_so: impl Fn(&GrpcClient) -> bool) {
+pub(crate) async fn until<O>(client: &GrpcClient<O>, words: &str, is_so: impl Fn(&GrpcClient<O>) -> bool) {
     let wait = async {
         while !is_so(client) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -221,11 +221,11 @@ pub(crate) async fn until(client: &GrpcClient, words: &str, is_so: impl Fn(&Grpc
 }
 
 /// The name of the instance that is bound.
-pub(crate) fn bound(client: &GrpcClient) -> Option<String> {
+pub(crate) fn bound<O>(client: &GrpcClient<O>) -> Option<String> {
     client.status().bound.map(|i| i.name.clone())
 }
 
-pub(crate) async fn until_bound_to(client: &GrpcClient, name: &str) {
+pub(crate) async fn until_bound_to<O>(client: &GrpcClient<O>, name: &str) {
     until(client, &format!("bound to {name}"), |c| bound(c).as_deref() == Some(name)).await;
 }
 
@@ -293,7 +293,7 @@ pub(crate) struct Callers {
 
 impl Callers {
     /// `count` callers, each calling every 10 ms.
-    pub(crate) fn start(client: &GrpcClient, count: usize, method: Method) -> Self {
+    pub(crate) fn start<O>(client: &GrpcClient<O>, count: usize, method: Method) -> Self {
         let (stop, _) = watch::channel(false);
         let calls = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();

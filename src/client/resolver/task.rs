@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
@@ -19,30 +18,20 @@ use super::{
     order::{Asked, Order},
     pace::{Backoff, Spacing},
 };
-use crate::consul::{
-    AccessProbe, BlockingIndex, ConsulClient, HealthAnswer, HealthQuery, IndexStep, RegistryError,
+use crate::{
+    client::registry::{self, Asking, Listing, Registry},
+    consul::{BlockingIndex, HealthAnswer, IndexStep, RegistryError},
 };
 
 /// The longest that a registry's wish to be left alone is heeded. Our bound: a
 /// faulty header must not blind us for a day.
 const LONGEST_QUIET: Duration = Duration::from_secs(300);
 
-type Outcome = Result<HealthAnswer, RegistryError>;
-
-/// The question, apart from the loop that asks it.
-pub(super) trait Ask: Send + Sync + 'static {
-    /// Asks for the present state, or with an index for the next one.
-    fn ask(&self, after: BlockingIndex, wait: Duration) -> BoxFuture<'static, Outcome>;
-}
-
-pub(super) struct Asker {
-    pub(super) client: ConsulClient,
-    pub(super) query: HealthQuery,
-    pub(super) access: Arc<AccessProbe>,
-}
+type Outcome = Result<Listing, RegistryError>;
 
 pub(super) struct Task<R> {
-    ask: Arc<dyn Ask>,
+    registry: Arc<dyn Registry>,
+    service: Arc<str>,
     wait: Duration,
     requests: mpsc::Receiver<Reply>,
     published: watch::Sender<Resolved>,
@@ -58,7 +47,7 @@ pub(super) struct Task<R> {
 /// A question under way.
 struct Question {
     asked: Asked,
-    answer: BoxFuture<'static, Outcome>,
+    answer: Asking,
 }
 
 /// What an answer means for the blocking question.
@@ -70,31 +59,20 @@ enum Next {
     Restart,
 }
 
-// === impl Asker ===
-
-impl Ask for Asker {
-    fn ask(&self, after: BlockingIndex, wait: Duration) -> BoxFuture<'static, Outcome> {
-        let (client, query, access) = (self.client.clone(), self.query.clone(), self.access.clone());
-        Box::pin(async move {
-            let mut answer = client.watch_instances(&query, after, access.wait(wait)).await?;
-            access.complete(&client, &query, &mut answer).await;
-            Ok(answer)
-        })
-    }
-}
-
 // === impl Task ===
 
 impl<R: Rng> Task<R> {
     pub(super) fn new(
-        ask: Arc<dyn Ask>,
+        registry: Arc<dyn Registry>,
+        service: Arc<str>,
         settings: ResolverSettings,
         requests: mpsc::Receiver<Reply>,
         published: watch::Sender<Resolved>,
         rng: R,
     ) -> Self {
         Self {
-            ask,
+            registry,
+            service,
             wait: settings.wait,
             requests,
             published,
@@ -129,12 +107,12 @@ impl<R: Rng> Task<R> {
                 }
                 (asked, outcome) = ended(&mut refresh) => {
                     match outcome {
-                        Ok(answer) => {
+                        Ok(listing) => {
                             let was_failing = self.published.borrow().error.is_some();
                             // The registry is there: no reason to go on waiting for it.
-                            if self.answered(asked, &answer) == Next::Restart || was_failing {
+                            if self.answered(asked, &listing.answer) == Next::Restart || was_failing {
                                 blocking = None;
-                                due = self.spacing.take(Instant::now());
+                                due = self.due_after(&listing);
                             }
                             let resolved = self.published.borrow().clone();
                             reply_all(&mut waiting, &Ok(resolved));
@@ -149,9 +127,9 @@ impl<R: Rng> Task<R> {
                 }
                 (asked, outcome) = ended(&mut blocking) => {
                     due = match outcome {
-                        Ok(answer) => {
-                            self.answered(asked, &answer);
-                            self.spacing.take(Instant::now())
+                        Ok(listing) => {
+                            self.answered(asked, &listing.answer);
+                            self.due_after(&listing)
                         }
                         Err(error) => self.failed(&error),
                     };
@@ -164,7 +142,17 @@ impl<R: Rng> Task<R> {
     }
 
     fn question(&mut self, after: BlockingIndex) -> Question {
-        Question { asked: self.order.ask(), answer: self.ask.ask(after, self.wait) }
+        let (service, seen, wait) = (self.service.clone(), after.get(), self.wait);
+        let answer = self.registry.ask(registry::Question { service, seen, wait });
+        Question { asked: self.order.ask(), answer }
+    }
+
+    /// When to ask again after a good answer.
+    fn due_after(&mut self, listing: &Listing) -> Instant {
+        let now = Instant::now();
+        // Beyond what a clock can say, some day is soon enough.
+        let wished = now.checked_add(listing.again_in).unwrap_or(now + LONGEST_QUIET);
+        self.spacing.take(now).max(wished)
     }
 
     fn quiet_for(&self) -> Option<Duration> {
@@ -247,7 +235,13 @@ impl Resolved {
         self.failing_since.get_or_insert(now);
         let before = self.error.replace(error.clone());
         let kind = std::mem::discriminant::<RegistryError>;
-        before.as_ref().map(kind) != Some(kind(error))
+        match (&before, error) {
+            // A kind for everything: what it says tells them apart.
+            (Some(RegistryError::Other { source: old }), RegistryError::Other { source: new }) => {
+                old.to_string() != new.to_string()
+            }
+            _ => before.as_ref().map(kind) != Some(kind(error)),
+        }
     }
 }
 
