@@ -38,11 +38,15 @@
 //! [`Services`](super::Services).
 
 mod consul;
+#[cfg(feature = "dns")]
+mod dns;
 mod fixed;
 mod guard;
 
 use std::{collections::HashSet, future::Future, pin::Pin, sync::Arc, time::Duration};
 
+#[cfg(feature = "dns")]
+pub use self::dns::{Dns, DnsBuilder, InvalidDns};
 pub use self::fixed::StaticList;
 pub(crate) use self::{consul::ConsulQuery, guard::Guarded};
 pub use crate::consul::RegistryError;
