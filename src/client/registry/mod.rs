@@ -49,6 +49,7 @@ use std::{collections::HashSet, future::Future, pin::Pin, sync::Arc, time::Durat
 pub use self::dns::{Dns, DnsBuilder, InvalidDns};
 pub use self::fixed::StaticList;
 pub(crate) use self::{consul::ConsulQuery, guard::Guarded};
+use super::deadline::FOR_EVER;
 pub use crate::consul::RegistryError;
 use crate::{
     consul::HealthAnswer,
@@ -122,10 +123,11 @@ impl Listing {
     }
 
     /// When to ask again, where the registry does not wait for news itself.
-    /// Default: at once, but no more than four times a second.
+    /// A time longer than a year counts as a year. Default: at once, but no more
+    /// than four times a second.
     #[must_use]
     pub fn again_in(mut self, time: Duration) -> Self {
-        self.again_in = time;
+        self.again_in = time.min(FOR_EVER);
         self
     }
 

@@ -150,9 +150,7 @@ impl<R: Rng> Task<R> {
     /// When to ask again after a good answer.
     fn due_after(&mut self, listing: &Listing) -> Instant {
         let now = Instant::now();
-        // Beyond what a clock can say, some day is soon enough.
-        let wished = now.checked_add(listing.again_in).unwrap_or(now + LONGEST_QUIET);
-        self.spacing.take(now).max(wished)
+        self.spacing.take(now).max(now + listing.again_in)
     }
 
     fn quiet_for(&self) -> Option<Duration> {

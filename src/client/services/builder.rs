@@ -5,13 +5,14 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::{Common, Services, ServicesParts, Slot};
 use crate::client::{
     datacenters::Fallback,
+    deadline::FOR_EVER,
     error::BuildError,
     options::ServiceOptions,
     registry::{Guarded, Registry},
     worker::Others,
 };
 
-/// Builds [`Services`].
+/// Builds [`Services`]. A time longer than a year counts as a year.
 #[derive(Clone)]
 pub struct ServicesBuilder {
     registry: Arc<dyn Registry>,
@@ -58,7 +59,7 @@ impl ServicesBuilder {
     /// without a break before calls return to them; each client adds up to a
     /// fifth. Default: 5 s.
     pub fn failback_after(mut self, time: Duration) -> Self {
-        self.settings.failback_after = time;
+        self.settings.failback_after = time.min(FOR_EVER);
         self
     }
 
@@ -66,7 +67,7 @@ impl ServicesBuilder {
     /// only after every other registry's. They stay in use until then, and as the
     /// last resort after it. Default: 4 s.
     pub fn demote_after(mut self, time: Duration) -> Self {
-        self.settings.demote_after = time;
+        self.settings.demote_after = time.min(FOR_EVER);
         self
     }
 

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "testkit")]
 mod live;
+mod polled;
 
 use std::io;
 
