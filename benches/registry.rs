@@ -28,7 +28,7 @@ const INSTANCES: usize = 10;
 const STAGE: &str = "REGISTRY_BENCH_STAGE";
 const LIMIT: Duration = Duration::from_secs(175);
 const IDLE: Duration = Duration::from_secs(5);
-const ROUNDS: usize = 30;
+const ROUNDS: usize = 20;
 /// Longer than two of the steps in which churn is followed.
 const BETWEEN: Duration = Duration::from_millis(600);
 /// How many services without a long poll are changed.
