@@ -18,6 +18,7 @@ mod pace;
 mod task;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -35,6 +36,7 @@ use crate::{
     instance::Snapshot,
 };
 use task::Task;
+pub(crate) use turns::Turns;
 
 /// How many refreshes may wait to be heard; more wait at the door.
 const DOOR: usize = 64;
@@ -70,6 +72,8 @@ pub(crate) struct Resolved {
     /// Since when the list has been hidden from the token: it comes empty, and
     /// that says nothing.
     pub(crate) hidden_since: Option<Instant>,
+    /// The address of the agent that gave the last good answer.
+    pub(crate) agent: Option<Arc<str>>,
     /// How many good answers there have been.
     pub(crate) answers: u64,
 }
@@ -89,6 +93,9 @@ pub(crate) struct ResolverSettings {
     /// Consul's page on blocking queries asks for such a limit and leaves the rate
     /// open. Default: 250 ms.
     pub(crate) spacing: Duration,
+    /// Who may wait when there are many. Shared by all resolvers that are made with
+    /// clones of these settings. Default: 64 at once, the others read every 10 s.
+    pub(crate) turns: Turns,
 }
 
 // === impl ResolverSettings ===
@@ -100,6 +107,7 @@ impl Default for ResolverSettings {
             backoff_min: Duration::from_millis(200),
             backoff_max: Duration::from_secs(5),
             spacing: Duration::from_millis(250),
+            turns: Turns::new(64, Duration::from_secs(10)),
         }
     }
 }

@@ -24,6 +24,7 @@
 //! ```
 
 mod access;
+mod agents;
 mod answer;
 mod client;
 mod config;
@@ -31,7 +32,9 @@ mod error;
 mod index;
 mod instances;
 mod name;
+mod pool;
 mod query;
+mod refusal;
 mod registration;
 mod token;
 mod transport;

@@ -17,6 +17,7 @@ use super::{
     episodes::Episodes,
     order::{Asked, Order},
     pace::{Backoff, Spacing},
+    turns::Turn,
 };
 use crate::{
     client::registry::{self, Asking, Listing, Registry},
@@ -37,7 +38,10 @@ pub(super) struct Task<R> {
     published: watch::Sender<Resolved>,
     index: BlockingIndex,
     order: Order,
+    turn: Turn,
     spacing: Spacing,
+    /// When the spacing lets the next question go.
+    free_at: Instant,
     backoff: Backoff<R>,
     /// Until then the registry wants to be left alone.
     quiet_until: Option<Instant>,
@@ -48,6 +52,13 @@ pub(super) struct Task<R> {
 struct Question {
     asked: Asked,
     answer: Asking,
+}
+
+/// What an answer means.
+struct Heard {
+    next: Next,
+    /// The list is another one than before.
+    changed: bool,
 }
 
 /// What an answer means for the blocking question.
@@ -78,7 +89,9 @@ impl<R: Rng> Task<R> {
             published,
             index: BlockingIndex::NONE,
             order: Order::default(),
+            turn: settings.turns.join(),
             spacing: Spacing::new(settings.spacing),
+            free_at: Instant::now(),
             backoff: Backoff::new(settings.backoff_min, settings.backoff_max, rng),
             quiet_until: None,
             episodes: Episodes::default(),
@@ -89,7 +102,7 @@ impl<R: Rng> Task<R> {
     pub(super) async fn run(mut self) {
         // Either a blocking question is under way, or one is due.
         let mut blocking = None;
-        let mut due = Instant::now();
+        let mut due = self.turn.begin(Instant::now());
         let mut refresh: Option<Question> = None;
         let mut waiting: Vec<Reply> = Vec::new();
         loop {
@@ -102,7 +115,7 @@ impl<R: Rng> Task<R> {
                     }
                     waiting.push(reply);
                     if refresh.is_none() {
-                        refresh = Some(self.question(BlockingIndex::NONE));
+                        refresh = Some(self.question(BlockingIndex::NONE, self.wait));
                     }
                 }
                 (asked, outcome) = ended(&mut refresh) => {
@@ -110,7 +123,7 @@ impl<R: Rng> Task<R> {
                         Ok(listing) => {
                             let was_failing = self.published.borrow().error.is_some();
                             // The registry is there: no reason to go on waiting for it.
-                            if self.answered(asked, &listing.answer) == Next::Restart || was_failing {
+                            if self.answered(asked, &listing.answer).next == Next::Restart || was_failing {
                                 blocking = None;
                                 due = self.due_after(&listing);
                             }
@@ -128,21 +141,23 @@ impl<R: Rng> Task<R> {
                 (asked, outcome) = ended(&mut blocking) => {
                     due = match outcome {
                         Ok(listing) => {
-                            self.answered(asked, &listing.answer);
-                            self.due_after(&listing)
+                            let changed = self.answered(asked, &listing.answer).changed;
+                            self.due_after_answer(&listing, changed)
                         }
                         Err(error) => self.failed(&error),
                     };
                 }
+                () = self.turn.granted() => due = due.min(self.free_at),
                 () = sleep_until(due), if blocking.is_none() => {
-                    blocking = Some(self.question(self.index));
+                    let (after, wait) = self.turn.question(self.index, self.wait);
+                    blocking = Some(self.question(after, wait));
                 }
             }
         }
     }
 
-    fn question(&mut self, after: BlockingIndex) -> Question {
-        let (service, seen, wait) = (self.service.clone(), after.get(), self.wait);
+    fn question(&mut self, after: BlockingIndex, wait: Duration) -> Question {
+        let (service, seen) = (self.service.clone(), after.get());
         let answer = self.registry.ask(registry::Question { service, seen, wait });
         Question { asked: self.order.ask(), answer }
     }
@@ -153,36 +168,58 @@ impl<R: Rng> Task<R> {
         self.spacing.take(now).max(now + listing.again_in)
     }
 
+    /// When to ask after an answer to the blocking question: at once with a seat, or
+    /// where there is nothing to wait beyond; later where others have the seats.
+    fn due_after_answer(&mut self, listing: &Listing, changed: bool) -> Instant {
+        self.free_at = self.due_after(listing);
+        self.turn.answered(changed);
+        if self.index.get().is_none() || self.turn.sit() {
+            return self.free_at;
+        }
+        self.free_at.max(Instant::now() + self.turn.read_again_in(self.backoff.random()))
+    }
+
     fn quiet_for(&self) -> Option<Duration> {
         let left = self.quiet_until?.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }
 
     /// Takes a good answer, unless it has been overtaken.
-    fn answered(&mut self, asked: Asked, answer: &HealthAnswer) -> Next {
+    fn answered(&mut self, asked: Asked, answer: &HealthAnswer) -> Heard {
         let now = Instant::now();
         self.backoff.reset();
         self.quiet_until = None;
         let failing_since = self.published.borrow().failing_since;
         self.episodes.answered(answer, failing_since.map(|since| now - since));
         let taken = self.order.takes(asked, answer.index);
-        self.published.send_if_modified(|resolved| resolved.answered(answer, taken, now));
+        let mut changed = false;
+        self.published.send_if_modified(|resolved| {
+            let back = resolved.answered_at(now);
+            changed = taken && resolved.take(answer, now);
+            // Registries other than Consul have none.
+            let agent = (!answer.agent.is_empty()).then(|| Arc::clone(&answer.agent));
+            let other_agent = resolved.agent != agent;
+            resolved.agent = agent;
+            back || changed || other_agent
+        });
         if !taken {
             // What is newer came from a question that was asked later; asking at once
             // tells whether the index has fallen since.
             self.index.reset();
-            return Next::Restart;
+            return Heard { next: Next::Restart, changed };
         }
-        match self.index.answered(answer.index) {
+        let next = match self.index.answered(answer.index) {
             IndexStep::Reset => Next::Restart,
             IndexStep::Advanced | IndexStep::Same => Next::Stay,
-        }
+        };
+        Heard { next, changed }
     }
 
     /// Notes a failure: when to ask again.
     fn failed(&mut self, error: &RegistryError) -> Instant {
         let now = Instant::now();
         self.index.reset();
+        self.turn.leave();
         self.episodes.failed(error);
         self.published.send_if_modified(|resolved| resolved.failed(error, now));
         let mut due = now + self.backoff.failed();
@@ -198,16 +235,16 @@ impl<R: Rng> Task<R> {
 // === impl Resolved ===
 
 impl Resolved {
-    /// Takes a good answer, or of one that was overtaken only that it came. True
-    /// where that is news.
-    fn answered(&mut self, answer: &HealthAnswer, taken: bool, now: Instant) -> bool {
+    /// Notes that a good answer came. True where there was none before it.
+    fn answered_at(&mut self, now: Instant) -> bool {
         self.answers += 1;
         self.answered_at = Some(now);
         self.failing_since = None;
-        let back = self.error.take().is_some();
-        if !taken {
-            return back;
-        }
+        self.error.take().is_some()
+    }
+
+    /// Takes over what a good answer says. True where that is news.
+    fn take(&mut self, answer: &HealthAnswer, now: Instant) -> bool {
         let empty = answer.snapshot.instances.is_empty();
         let denied = std::mem::replace(&mut self.denied, answer.denied) != self.denied;
         // A list that the token may not read is not empty, it is unknown.
@@ -225,7 +262,7 @@ impl Resolved {
             }
             other
         };
-        back || denied || hidden != hidden_since.is_some() || was_empty != empty_since.is_some() || other
+        denied || hidden != hidden_since.is_some() || was_empty != empty_since.is_some() || other
     }
 
     /// Notes a failure. True where it is another one than before.
