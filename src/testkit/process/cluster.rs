@@ -1,6 +1,9 @@
 //! Several agents of one datacenter: servers that elect a leader, and client agents.
 
-use std::path::PathBuf;
+use std::{
+    hash::{BuildHasher, RandomState},
+    path::PathBuf,
+};
 
 use futures_util::future::try_join_all;
 use tempfile::TempDir;
@@ -67,7 +70,14 @@ impl ConsulCluster {
             .collect::<Result<_, _>>()?;
         let gossip: Vec<_> = ports[..servers].iter().map(|it| it.serf_lan).collect();
         let setup = |node: String, ports: Ports| -> Builder {
-            ConsulProcess::builder(bin).node(node).hcl(HCL).ports(ports).retry_join(gossip.clone())
+            // One of its own, which an emptied agent keeps as a host's would.
+            let number = RandomState::new().hash_one(ports.http);
+            let id = format!(
+                "node_id = \"{:08x}-0000-4000-8000-{:012x}\"",
+                number >> 32,
+                number & 0xffff_ffff_ffff
+            );
+            ConsulProcess::builder(bin).node(node).hcl(HCL).hcl(id).ports(ports).retry_join(gossip.clone())
         };
         let started = ports[..servers].iter().zip(1..).map(|(ports, number)| {
             let node = format!("s{number}");

@@ -210,7 +210,9 @@ impl ConsulProcess {
     }
 
     /// As [`restart`](Self::restart), with its data folder emptied while it is down:
-    /// it has forgotten its services, and is another node of the same name.
+    /// it has forgotten its services. Without a `node_id` of its own (a
+    /// [`ConsulCluster`] gives one) it is another node of the same name, which Consul
+    /// 1.8.7 does not let take the old one's place: what that had registered stays.
     ///
     /// # Errors
     /// As [`restart`](Self::restart), or where the folder cannot be emptied.
