@@ -72,8 +72,13 @@ impl Stage {
     }
 
     /// 32 callers, each calling ten times a second, while `fault` comes and goes:
-    /// no call fails, and the registry is lost `lost` times and back as often.
-    async fn under(&mut self, what: &str, lost: usize, fault: impl AsyncFnOnce(&mut Self, &Callers)) {
+    /// no call fails, and the registry is lost as often as `lost` allows and back as often.
+    async fn under(
+        &mut self,
+        what: &str,
+        lost: std::ops::RangeInclusive<usize>,
+        fault: impl AsyncFnOnce(&mut Self, &Callers),
+    ) {
         let before = self.record.words().len();
         let episodes = self.record.episodes();
         let callers = Callers::start_at(&self.client, 32, Method::Increment, Duration::from_millis(100));
@@ -85,7 +90,9 @@ impl Stage {
         let words = self.record.words().split_off(before);
         println!("{words:#?}");
         let now = self.record.episodes();
-        assert_eq!((now.0 - episodes.0, now.1 - episodes.1), (lost, lost), "{what}: {words:#?}");
+        let (lost_now, back) = (now.0 - episodes.0, now.1 - episodes.1);
+        assert_eq!(lost_now, back, "{what}: {words:#?}");
+        assert!(lost.contains(&lost_now), "{what}: {words:#?}");
     }
 
     /// Waits until the status says that what is known is old, and the calls go on.
@@ -112,14 +119,16 @@ async fn servers_that_die_and_come_back_fail_no_call() {
     let leader = stage.cluster.leader().await.unwrap();
     let rest: Vec<_> = (0..3).filter(|it| *it != leader).collect();
     stage
-        .under("two of three servers killed, and back", 1, async |stage, callers| {
+        // Two where the query was with a dead server: the one asked next answers well
+        // for a moment, until it notices that the leader is gone.
+        .under("two of three servers killed, and back", 1..=2, async |stage, callers| {
             stage.cluster.kill(&[leader, rest[0]]).await.unwrap();
             stage.stale(callers).await;
             stage.cluster.restart(&[leader, rest[0]]).await.unwrap();
         })
         .await;
     stage
-        .under("all servers killed, and back", 1, async |stage, callers| {
+        .under("all servers killed, and back", 1..=1, async |stage, callers| {
             stage.cluster.kill(&[0, 1, 2]).await.unwrap();
             stage.stale(callers).await;
             stage.cluster.restart(&[0, 1, 2]).await.unwrap();
@@ -131,7 +140,7 @@ async fn servers_that_die_and_come_back_fail_no_call() {
 async fn a_dead_leader_and_servers_that_stand_still_fail_no_call() {
     let Some(mut stage) = Stage::set().await else { return };
     stage
-        .under("all servers paused, and resumed", 1, async |stage, callers| {
+        .under("all servers paused, and resumed", 1..=1, async |stage, callers| {
             stage.cluster.pause_servers().unwrap();
             stage.stale(callers).await;
             stage.cluster.resume_servers().unwrap();
@@ -164,7 +173,7 @@ async fn a_restored_snapshot_fails_no_call_and_hides_no_change() {
     let registry = stage.registry().clone();
     let saved = registry.save_snapshot().await.unwrap();
     stage
-        .under("a snapshot restored", 0, async |_, callers| {
+        .under("a snapshot restored", 0..=0, async |_, callers| {
             for port in 1..20 {
                 register(&registry, "other", &format!("other-{port}"), port).await;
             }
@@ -182,19 +191,19 @@ async fn a_restored_snapshot_fails_no_call_and_hides_no_change() {
 async fn an_agent_that_dies_and_comes_back_with_or_without_its_data_fails_no_call() {
     let Some(mut stage) = Stage::set().await else { return };
     stage
-        .under("the agent killed, and back with its data", 1, async |stage, callers| {
+        .under("the agent killed, and back with its data", 1..=1, async |stage, callers| {
             stage.cluster.agents_mut()[0].kill().await.unwrap();
             stage.stale(callers).await;
             stage.cluster.agents_mut()[0].restart().await.unwrap();
         })
         .await;
     stage
-        .under("the agent killed, and back at once", 1, async |stage, _| {
+        .under("the agent killed, and back at once", 1..=1, async |stage, _| {
             stage.cluster.agents_mut()[0].restart().await.unwrap();
         })
         .await;
     stage
-        .under("the agent back without its data", 1, async |stage, callers| {
+        .under("the agent back without its data", 1..=1, async |stage, callers| {
             stage.cluster.agents_mut()[0].restart_empty().await.unwrap();
             stage.empty(callers).await;
             stage.register().await;
