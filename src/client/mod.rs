@@ -32,6 +32,7 @@ mod fleet;
 mod frames;
 mod handle;
 mod hook;
+mod mechanisms;
 mod methods;
 mod options;
 mod outcome;
@@ -45,6 +46,9 @@ mod socket;
 mod status;
 mod worker;
 
+#[cfg(any(test, feature = "testkit"))]
+#[doc(hidden)]
+pub use self::mechanisms::Mechanism;
 pub use self::{
     binding::Binding,
     builder::ConsulServiceBuilder,
@@ -56,6 +60,7 @@ pub use self::{
     handle::GrpcClient,
     hook::CallFailure,
     options::{Policy, ServiceOptions},
+    resolver::RegistryDoubt,
     service::ConsulService,
     status::{DatacenterStatus, ServiceStatus},
 };

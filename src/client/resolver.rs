@@ -12,6 +12,7 @@
 //!                      +------------------+
 //! ```
 
+mod doubt;
 mod episodes;
 mod order;
 mod pace;
@@ -29,10 +30,12 @@ use tokio_util::task::AbortOnDropHandle;
 use tower::util::rng::{HasherRng, Rng};
 use tracing::Instrument;
 
+use super::mechanisms::Without;
 use crate::{
     consul::{ConsulClient, Denied, HealthQuery, RegistryError},
     instance::Snapshot,
 };
+pub use doubt::RegistryDoubt;
 use task::{Ask, Asker, Task};
 
 /// How many refreshes may wait to be heard; more wait at the door.
@@ -60,7 +63,10 @@ pub(crate) struct Resolved {
     pub(crate) answered_at: Option<Instant>,
     /// What the last question failed with; `None` once one has been answered.
     pub(crate) error: Option<RegistryError>,
-    /// Since when questions have failed without one being answered.
+    /// What is wrong with the answers, though they come.
+    pub(crate) doubt: Option<RegistryDoubt>,
+    /// Since when what is known has not been confirmed: questions fail, or are
+    /// answered by a server that is cut off.
     pub(crate) failing_since: Option<Instant>,
     /// Since when the registry has said that there are no instances.
     pub(crate) empty_since: Option<Instant>,
@@ -88,6 +94,8 @@ pub(crate) struct ResolverSettings {
     /// Consul's page on blocking queries asks for such a limit and leaves the rate
     /// open. Default: 250 ms.
     pub(crate) spacing: Duration,
+    /// What a test has switched off.
+    pub(crate) without: Without,
 }
 
 // === impl ResolverSettings ===
@@ -99,6 +107,7 @@ impl Default for ResolverSettings {
             backoff_min: Duration::from_millis(200),
             backoff_max: Duration::from_secs(5),
             spacing: Duration::from_millis(250),
+            without: Without::default(),
         }
     }
 }

@@ -328,7 +328,7 @@ fn checked(id: &str) -> Result<&str, RegistryError> {
 
 /// What an answer that is no success means. Consul says most things with 500 and
 /// a sentence.
-fn refusal(
+pub(super) fn refusal(
     answer: &Answer,
     datacenter: Option<&str>,
     without_secrets: impl Fn(&str) -> String,
@@ -360,11 +360,11 @@ fn excerpt(text: &str) -> String {
     short
 }
 
-fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
+pub(super) fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }
 
-fn flag(headers: &HeaderMap, name: &str) -> Option<bool> {
+pub(super) fn flag(headers: &HeaderMap, name: &str) -> Option<bool> {
     headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }
 

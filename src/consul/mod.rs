@@ -28,6 +28,9 @@ mod answer;
 mod client;
 mod config;
 mod error;
+#[cfg(any(test, feature = "testkit"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod index;
 mod instances;
 mod name;

@@ -14,7 +14,8 @@ use tokio::{
 use tower::util::rng::Rng;
 
 use super::{
-    Reply, Resolved, ResolverSettings,
+    RegistryDoubt, Reply, Resolved, ResolverSettings, Without,
+    doubt::Stir,
     episodes::Episodes,
     order::{Asked, Order},
     pace::{Backoff, Spacing},
@@ -22,10 +23,14 @@ use super::{
 use crate::consul::{
     AccessProbe, BlockingIndex, ConsulClient, HealthAnswer, HealthQuery, IndexStep, RegistryError,
 };
+use crate::instance::Snapshot;
 
 /// The longest that a registry's wish to be left alone is heeded. Our bound: a
 /// faulty header must not blind us for a day.
 const LONGEST_QUIET: Duration = Duration::from_secs(300);
+/// How often a registry is asked that does not let queries wait, or that is cut
+/// off from its leader and would not say that it is back. Our choice.
+const DOUBTFUL: Duration = Duration::from_secs(1);
 
 type Outcome = Result<HealthAnswer, RegistryError>;
 
@@ -53,12 +58,23 @@ pub(super) struct Task<R> {
     /// Until then the registry wants to be left alone.
     quiet_until: Option<Instant>,
     episodes: Episodes,
+    stir: Stir,
+    without: Without,
 }
 
 /// A question under way.
 struct Question {
     asked: Asked,
+    /// Since when and for how long at least it waits for news, if it does.
+    blocking: Option<(Instant, Duration)>,
     answer: BoxFuture<'static, Outcome>,
+}
+
+/// How long an answer took that was to bring news, and was to take without any.
+#[derive(Clone, Copy)]
+struct Waited {
+    took: Duration,
+    at_least: Duration,
 }
 
 /// What an answer means for the blocking question.
@@ -104,6 +120,8 @@ impl<R: Rng> Task<R> {
             backoff: Backoff::new(settings.backoff_min, settings.backoff_max, rng),
             quiet_until: None,
             episodes: Episodes::default(),
+            stir: Stir::default(),
+            without: settings.without,
         }
     }
 
@@ -127,12 +145,12 @@ impl<R: Rng> Task<R> {
                         refresh = Some(self.question(BlockingIndex::NONE));
                     }
                 }
-                (asked, outcome) = ended(&mut refresh) => {
+                (asked, _, outcome) = ended(&mut refresh) => {
                     match outcome {
                         Ok(answer) => {
                             let was_failing = self.published.borrow().error.is_some();
                             // The registry is there: no reason to go on waiting for it.
-                            if self.answered(asked, &answer) == Next::Restart || was_failing {
+                            if self.answered(asked, None, &answer) == Next::Restart || was_failing {
                                 blocking = None;
                                 due = self.spacing.take(Instant::now());
                             }
@@ -147,11 +165,11 @@ impl<R: Rng> Task<R> {
                         }
                     }
                 }
-                (asked, outcome) = ended(&mut blocking) => {
+                (asked, waited, outcome) = ended(&mut blocking) => {
                     due = match outcome {
                         Ok(answer) => {
-                            self.answered(asked, &answer);
-                            self.spacing.take(Instant::now())
+                            self.answered(asked, waited, &answer);
+                            self.next_at(Instant::now())
                         }
                         Err(error) => self.failed(&error),
                     };
@@ -164,7 +182,16 @@ impl<R: Rng> Task<R> {
     }
 
     fn question(&mut self, after: BlockingIndex) -> Question {
-        Question { asked: self.order.ask(), answer: self.ask.ask(after, self.wait) }
+        let behind = self.published.borrow().doubt.is_some_and(RegistryDoubt::is_behind);
+        let wait = if behind { self.wait.min(DOUBTFUL) } else { self.wait };
+        let blocking = after.get().map(|_| (Instant::now(), wait));
+        Question { asked: self.order.ask(), blocking, answer: self.ask.ask(after, wait) }
+    }
+
+    /// When the next blocking question may be asked after an answer.
+    fn next_at(&mut self, now: Instant) -> Instant {
+        let spaced = self.spacing.take(now);
+        if self.stir.is_idle() { spaced.max(now + DOUBTFUL) } else { spaced }
     }
 
     fn quiet_for(&self) -> Option<Duration> {
@@ -172,15 +199,29 @@ impl<R: Rng> Task<R> {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Takes a good answer, unless it has been overtaken.
-    fn answered(&mut self, asked: Asked, answer: &HealthAnswer) -> Next {
+    /// Takes a good answer, unless it has been overtaken. It was `waited` for, where
+    /// it was to bring news.
+    fn answered(&mut self, asked: Asked, waited: Option<Waited>, answer: &HealthAnswer) -> Next {
         let now = Instant::now();
         self.backoff.reset();
         self.quiet_until = None;
         let failing_since = self.published.borrow().failing_since;
-        self.episodes.answered(answer, failing_since.map(|since| now - since));
+        let news = answer.index > self.index.get();
+        if let Some(waited) = waited {
+            self.stir.answered(waited.took, news);
+        }
+        let idle = self.stir.is_idle().then_some(RegistryDoubt::NotBlocking);
+        let doubt = RegistryDoubt::of(answer).or(idle);
+        self.episodes.answered(answer, doubt, failing_since.map(|since| now - since));
         let taken = self.order.takes(asked, answer.index);
-        self.published.send_if_modified(|resolved| resolved.answered(answer, taken, now));
+        let without = self.without;
+        self.published.send_if_modified(|resolved| resolved.answered(answer, doubt, taken, now, without));
+        if self.without.index_reset {
+            if news {
+                self.index.answered(answer.index);
+            }
+            return Next::Stay;
+        }
         if !taken {
             // What is newer came from a question that was asked later; asking at once
             // tells whether the index has fallen since.
@@ -189,6 +230,13 @@ impl<R: Rng> Task<R> {
         }
         match self.index.answered(answer.index) {
             IndexStep::Reset => Next::Restart,
+            // A query that ends early and without news has been given up by a
+            // restored snapshot, whose index is lower: waiting beyond the old one
+            // would hide what happens until the next wait is over.
+            IndexStep::Same if waited.is_some_and(|it| it.took < it.at_least) => {
+                self.index.reset();
+                Next::Restart
+            }
             IndexStep::Advanced | IndexStep::Same => Next::Stay,
         }
     }
@@ -196,9 +244,12 @@ impl<R: Rng> Task<R> {
     /// Notes a failure: when to ask again.
     fn failed(&mut self, error: &RegistryError) -> Instant {
         let now = Instant::now();
-        self.index.reset();
+        if !self.without.index_reset {
+            self.index.reset();
+        }
         self.episodes.failed(error);
-        self.published.send_if_modified(|resolved| resolved.failed(error, now));
+        let without = self.without;
+        self.published.send_if_modified(|resolved| resolved.failed(error, now, without));
         let mut due = now + self.backoff.failed();
         if let Some(quiet) = error.retry_after() {
             let quiet = quiet.min(LONGEST_QUIET);
@@ -214,22 +265,38 @@ impl<R: Rng> Task<R> {
 impl Resolved {
     /// Takes a good answer, or of one that was overtaken only that it came. True
     /// where that is news.
-    fn answered(&mut self, answer: &HealthAnswer, taken: bool, now: Instant) -> bool {
+    fn answered(
+        &mut self,
+        answer: &HealthAnswer,
+        doubt: Option<RegistryDoubt>,
+        taken: bool,
+        now: Instant,
+        without: Without,
+    ) -> bool {
         self.answers += 1;
         self.answered_at = Some(now);
-        self.failing_since = None;
+        if let Some(RegistryDoubt::Behind { last_contact }) = doubt {
+            let since = now.checked_sub(last_contact).unwrap_or(now);
+            self.failing_since.get_or_insert(since);
+        } else {
+            self.failing_since = None;
+        }
+        let other_doubt = std::mem::replace(&mut self.doubt, doubt) != doubt;
         let back = self.error.take().is_some();
         if !taken {
-            return back;
+            return back || other_doubt;
         }
         let empty = answer.snapshot.instances.is_empty();
         let denied = std::mem::replace(&mut self.denied, answer.denied) != self.denied;
         // A list that the token may not read is not empty, it is unknown.
         let hidden_since = (empty && self.denied.is_some()).then(|| self.hidden_since.unwrap_or(now));
         let hidden = std::mem::replace(&mut self.hidden_since, hidden_since).is_some();
-        let empty_since = (empty && hidden_since.is_none()).then(|| self.empty_since.unwrap_or(now));
+        let keeps = !(empty && without.keep_on_empty);
+        let empty_since = (empty && keeps && hidden_since.is_none()).then(|| self.empty_since.unwrap_or(now));
         let was_empty = std::mem::replace(&mut self.empty_since, empty_since).is_some();
-        let other = if empty {
+        let other = if !keeps {
+            self.snapshot.replace(Snapshot::default()) != Some(Snapshot::default())
+        } else if empty {
             self.snapshot.get_or_insert_default();
             false
         } else {
@@ -239,12 +306,21 @@ impl Resolved {
             }
             other
         };
-        back || denied || hidden != hidden_since.is_some() || was_empty != empty_since.is_some() || other
+        back || other_doubt
+            || denied
+            || hidden != hidden_since.is_some()
+            || was_empty != empty_since.is_some()
+            || other
     }
 
     /// Notes a failure. True where it is another one than before.
-    fn failed(&mut self, error: &RegistryError, now: Instant) -> bool {
+    fn failed(&mut self, error: &RegistryError, now: Instant, without: Without) -> bool {
         self.failing_since.get_or_insert(now);
+        self.doubt = None;
+        if without.keep_on_error {
+            self.snapshot = Some(Snapshot::default());
+            self.empty_since = None;
+        }
         let before = self.error.replace(error.clone());
         let kind = std::mem::discriminant::<RegistryError>;
         before.as_ref().map(kind) != Some(kind(error))
@@ -252,12 +328,14 @@ impl Resolved {
 }
 
 /// Waits for the question under way and clears it; for ever where there is none.
-async fn ended(question: &mut Option<Question>) -> (Asked, Outcome) {
+async fn ended(question: &mut Option<Question>) -> (Asked, Option<Waited>, Outcome) {
     match question {
-        Some(Question { asked, answer }) => {
-            let (asked, outcome) = (*asked, answer.await);
+        Some(Question { asked, blocking, answer }) => {
+            let outcome = answer.await;
+            let waited = blocking.map(|(since, at_least)| Waited { took: since.elapsed(), at_least });
+            let asked = *asked;
             *question = None;
-            (asked, outcome)
+            (asked, waited, outcome)
         }
         None => pending().await,
     }

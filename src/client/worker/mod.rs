@@ -42,7 +42,7 @@ use super::{
     fleet::{Dial, Fleet, Key, Plan, Settings, Word},
     options::ServiceOptions,
     report::{LossCause, Report},
-    resolver::Resolved,
+    resolver::{RegistryDoubt, Resolved},
     status::ServiceStatus,
 };
 use crate::{Instance, consul::RegistryError};
@@ -233,11 +233,13 @@ impl Worker {
         }
         let before = self.sources.note(tier, resolved.clone());
         let name = &self.sources.get(tier).name;
-        match (&before.error, &resolved.error) {
-            (None, Some(error)) => self.publisher.registry_lost(name, in_full(error)),
-            (Some(_), None) => {
-                let after = before.failing_since.map_or(Duration::ZERO, |since| since.elapsed());
-                self.publisher.registry_back(name, after);
+        match (before.failing_since, &resolved) {
+            (None, Resolved { error: Some(error), .. }) => self.publisher.registry_lost(name, in_full(error)),
+            (None, Resolved { doubt: Some(RegistryDoubt::Behind { last_contact }), .. }) => {
+                self.publisher.registry_behind(name, *last_contact);
+            }
+            (Some(since), Resolved { failing_since: None, .. }) => {
+                self.publisher.registry_back(name, since.elapsed());
             }
             _ => {}
         }
@@ -350,6 +352,7 @@ impl Worker {
                     [source.last.failing_since, source.last.hidden_since].into_iter().flatten().min();
                 status.denied = source.last.denied;
                 status.registry_error = source.last.error.as_ref().map(|error| in_full(error));
+                status.doubt = source.last.doubt;
                 status
             })
             .collect();
