@@ -59,8 +59,9 @@ pub struct Instance {
     pub meta: BTreeMap<String, String>,
     /// Its share of the calls among its peers; 1 unless the registry says otherwise.
     pub weight: u32,
-    /// True where a check is in the warning state. Such instances are in a
-    /// snapshot only when asked for.
+    /// True where it is to be used only after the others: in Consul, where a check
+    /// is in the warning state (such instances are in a snapshot only when asked
+    /// for); in DNS, where the priority is not the first.
     pub warning: bool,
 }
 

@@ -85,7 +85,7 @@ async fn several_services_and_several_consuls_live_in_one_process() {
         assert_eq!(client.consul_client().address(), client.consul_service().consul_client().address());
     }
     let error = other.grpc_client("beta").unwrap_err().to_string();
-    assert_eq!(error, "unknown service \"beta\": this ConsulService knows alpha");
+    assert_eq!(error, "unknown service \"beta\": the known ones are alpha");
     // One question for each service.
     let seen = here.wait_for(|it| it.blocked == 2).await.unwrap();
     assert_eq!(seen.most_blocked, 2);

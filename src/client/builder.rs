@@ -1,8 +1,6 @@
 //! Builds a `ConsulService`: every setting is checked here, and nothing starts.
 
-use std::{collections::BTreeMap, time::Duration};
-
-use tokio::runtime::Handle;
+use std::{sync::Arc, time::Duration};
 
 #[cfg(any(test, feature = "testkit"))]
 use super::mechanisms::Mechanism;
@@ -11,8 +9,9 @@ use super::{
     deadline::FOR_EVER,
     error::BuildError,
     options::ServiceOptions,
-    resolver::ResolverSettings,
-    service::{Common, ConsulService, ServiceParts, Slot},
+    registry::ConsulQuery,
+    service::ConsulService,
+    services::{Common, Services, ServicesParts, Slot},
 };
 use crate::consul::{ConsulClient, ConsulConfig, HealthQuery};
 
@@ -33,13 +32,7 @@ impl ConsulServiceBuilder {
             name: None,
             services: Vec::new(),
             fallback: Fallback::none(),
-            settings: Common {
-                failback_after: Duration::from_secs(5),
-                demote_after: Duration::from_secs(4),
-                keep_warm: false,
-                ejects: true,
-                resolver: ResolverSettings::default(),
-            },
+            settings: Common::default(),
         }
     }
 
@@ -115,32 +108,16 @@ impl ConsulServiceBuilder {
     /// Names the setting that cannot be used, and what would be right; or says
     /// that there is no tokio runtime.
     pub fn build(self) -> Result<ConsulService, BuildError> {
-        let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
-        let mut services = BTreeMap::new();
-        for options in self.services {
-            options.check()?;
-            let (methods, query) = (options.methods()?, query(&options)?);
-            let name = options.name.clone();
-            if services.insert(name.clone(), Slot::new(options, methods, query)).is_some() {
-                return Err(BuildError::DuplicateService { name });
-            }
-        }
-        if services.is_empty() {
-            return Err(BuildError::NoService);
-        }
-        let wait = self.settings.resolver.wait;
-        if !(Duration::from_secs(1)..=Duration::from_secs(600)).contains(&wait) {
-            return Err(BuildError::Wait { value: wait });
-        }
         let client = ConsulClient::new(self.config)?;
-        Ok(ConsulService::new(ServiceParts {
-            name: self.name.unwrap_or_else(|| client.address().to_owned()),
-            client,
-            services,
-            fallback: self.fallback,
-            settings: self.settings,
-            runtime,
-        }))
+        let slot = |options: ServiceOptions| {
+            let query = query(&options)?;
+            let others = self.fallback.others(&client, &query);
+            let registry = Arc::new(ConsulQuery::new(client.clone(), query));
+            Slot::new(options, registry, others)
+        };
+        let name = self.name.unwrap_or_else(|| client.address().to_owned());
+        let parts = ServicesParts::new(name, self.services, self.settings, self.fallback.clone(), slot)?;
+        Ok(ConsulService::new(Services::new(parts), client))
     }
 }
 

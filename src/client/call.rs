@@ -148,20 +148,20 @@ impl CallContext {
                 *patience = patience.saturating_sub(started.elapsed());
                 return Ok(endpoint);
             }
-            let kind = match timeout_at(limit, binding.changed()).await {
+            let error = match timeout_at(limit, binding.changed()).await {
                 Ok(Ok(())) => continue,
-                Ok(Err(_)) => CallErrorKind::Closed,
-                Err(_) if limit >= deadline.at() => CallErrorKind::DeadlineExceeded,
+                Ok(Err(_)) => CallError::new(CallErrorKind::Closed, None, tries.made),
                 Err(_) => {
-                    let reason = shared
-                        .status
-                        .borrow()
-                        .reason()
-                        .unwrap_or_else(|| "the last one was just lost".to_owned());
-                    CallErrorKind::NothingUsable { reason }
+                    let reason = shared.status.borrow().reason();
+                    let reason = reason.unwrap_or_else(|| "the last one was just lost".to_owned());
+                    if limit >= deadline.at() {
+                        CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made).because(&reason)
+                    } else {
+                        CallError::new(CallErrorKind::NothingUsable { reason }, None, tries.made)
+                    }
                 }
             };
-            return Err(CallError::new(kind, None, tries.made).after(tries));
+            return Err(error.after(tries));
         }
     }
 

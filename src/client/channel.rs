@@ -13,7 +13,7 @@ use tower::Service;
 use super::{
     call::{self, CallFuture, CallShared},
     error::CallError,
-    service::Lifetime,
+    services::Lifetime,
 };
 
 /// A channel that follows its service. Any generated tonic client takes it:

@@ -1,6 +1,13 @@
 //! Where to look when the own datacenter has no usable instance.
 
-use super::service::ConsulService;
+use std::{fmt, sync::Arc};
+
+use super::{
+    registry::{ConsulQuery, Guarded, Registry},
+    service::ConsulService,
+    worker::Others,
+};
+use crate::consul::{ConsulClient, HealthQuery};
 
 /// The other datacenters, in the order of preference. The own one is skipped.
 ///
@@ -10,10 +17,10 @@ use super::service::ConsulService;
 /// datacenter has been usable for a while
 /// ([`failback_after`](super::ConsulServiceBuilder::failback_after)).
 #[derive(Clone, Debug, Default)]
-pub struct Fallback(pub(crate) Kind);
+pub struct Fallback(Kind);
 
-#[derive(Clone, Debug, Default)]
-pub(crate) enum Kind {
+#[derive(Clone, Default)]
+enum Kind {
     #[default]
     None,
     /// Through the own agent, in the order of its round-trip times.
@@ -22,6 +29,8 @@ pub(crate) enum Kind {
     Datacenters(Vec<String>),
     /// Through other agents, in this order.
     Services(Vec<ConsulService>),
+    /// In other registries, in this order.
+    Registries(Vec<(String, Arc<dyn Registry>)>),
 }
 
 impl Fallback {
@@ -45,5 +54,49 @@ impl Fallback {
     /// this one, and need not know the service's name themselves.
     pub fn services(services: impl IntoIterator<Item = ConsulService>) -> Self {
         Self(Kind::Services(services.into_iter().collect()))
+    }
+
+    /// Other registries than Consul, by name, in this order: for example a
+    /// [`StaticList`](super::registry::StaticList), for when Consul cannot be
+    /// reached from the start.
+    pub fn registries<S: Into<String>>(registries: impl IntoIterator<Item = (S, Arc<dyn Registry>)>) -> Self {
+        let guarded =
+            |(name, registry): (S, _)| (name.into(), Arc::new(Guarded(registry)) as Arc<dyn Registry>);
+        Self(Kind::Registries(registries.into_iter().map(guarded).collect()))
+    }
+
+    /// The registries of the others, for a service found by `query` through `client`.
+    pub(super) fn others(&self, client: &ConsulClient, query: &HealthQuery) -> Others {
+        let through_agent = |wanted| Others::Agent { client: client.clone(), query: query.clone(), wanted };
+        match &self.0 {
+            Kind::None => Others::None,
+            Kind::Nearest => through_agent(None),
+            Kind::Datacenters(names) => through_agent(Some(names.clone())),
+            Kind::Services(services) => {
+                let registry = |other: &ConsulService| {
+                    let (client, query) = (other.consul_client().clone(), query.clone());
+                    (other.name().to_owned(), Arc::new(ConsulQuery::new(client, query)) as Arc<dyn Registry>)
+                };
+                // The own one is skipped: it is asked already.
+                let others = services.iter().filter(|it| it.consul_client().address() != client.address());
+                Others::Registries(others.map(registry).collect())
+            }
+            Kind::Registries(registries) => Others::Registries(registries.clone()),
+        }
+    }
+}
+
+impl fmt::Debug for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("None"),
+            Self::Nearest => f.write_str("Nearest"),
+            Self::Datacenters(names) => f.debug_tuple("Datacenters").field(names).finish(),
+            Self::Services(services) => f.debug_tuple("Services").field(services).finish(),
+            Self::Registries(registries) => {
+                let names: Vec<_> = registries.iter().map(|(name, _)| name).collect();
+                f.debug_tuple("Registries").field(&names).finish()
+            }
+        }
     }
 }

@@ -7,7 +7,8 @@ use tonic::{Code, Status};
 use super::{retry::Tries, status::ServiceStatus};
 use crate::{Instance, consul::RegistryError};
 
-/// Why a [`ConsulService`](super::ConsulService) could not be built.
+/// Why a [`ConsulService`](super::ConsulService) or [`Services`](super::Services)
+/// could not be built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -59,9 +60,10 @@ pub enum BuildError {
     NoRuntime,
 }
 
-/// A service that this [`ConsulService`](super::ConsulService) was not built with.
+/// A service that the [`ConsulService`](super::ConsulService) or
+/// [`Services`](super::Services) was not built with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown service {name:?}: this ConsulService knows {}", known.join(", "))]
+#[error("unknown service {name:?}: the known ones are {}", known.join(", "))]
 pub struct UnknownService {
     /// The name asked for.
     pub name: String,
@@ -76,17 +78,17 @@ pub enum UpdateError {
     /// The service is unknown.
     #[error(transparent)]
     Unknown(#[from] UnknownService),
-    /// Consul did not answer, and no instance known from before does.
-    #[error("Consul could not be asked, and no instance known from before answers")]
+    /// The registry did not answer, and no instance known from before does.
+    #[error("the registry could not be asked, and no instance known from before answers")]
     Registry(#[source] RegistryError),
-    /// Consul answered, and no instance does.
+    /// The registry answered, and no instance does.
     #[error("no instance is usable: {reason}")]
     NothingUsable {
         /// The status' reason at that moment.
         reason: String,
     },
-    /// The `ConsulService` has been shut down.
-    #[error("the ConsulService has been shut down")]
+    /// The `ConsulService`, or whatever else it belongs to, has been shut down.
+    #[error("the service has been shut down")]
     Closed,
 }
 
@@ -160,6 +162,13 @@ impl CallError {
         };
         let status = Status::new(code, describe(&kind, instance.as_deref(), attempts));
         Self(Box::new(Inner { kind, instance, attempts, ran_before: false, status }))
+    }
+
+    /// Adds why it came to that. Before a cause is set.
+    pub(crate) fn because(mut self, reason: &str) -> Self {
+        let status = &self.0.status;
+        self.0.status = Status::new(status.code(), format!("{}: {reason}", status.message()));
+        self
     }
 
     /// Takes into account what earlier attempts may have done.
@@ -242,7 +251,7 @@ fn describe(kind: &CallErrorKind, instance: Option<&Instance>, attempts: u32) ->
         CallErrorKind::Refused => format!("refused unprocessed in attempt {attempts}{to}"),
         CallErrorKind::NeverSent => format!("never sent in {attempts} attempts, the last{to}"),
         CallErrorKind::ResponseCut => format!("the response to a call{to} was cut in its middle"),
-        CallErrorKind::Closed => "the ConsulService has been shut down".to_owned(),
+        CallErrorKind::Closed => "the service has been shut down".to_owned(),
     }
 }
 
@@ -259,20 +268,15 @@ impl Error for CallError {
     }
 }
 
-/// An error and what caused it, in one line. A cause that its error has already
-/// told, as hyper's do, is not told twice.
-pub(crate) fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let words = cause.to_string();
-        if !text.ends_with(&words) {
-            text.push_str(": ");
-            text.push_str(&words);
-        }
-        next = cause.source();
+/// An error and what it comes down to, in one line: between the two only layers
+/// say that they failed too.
+pub(crate) fn in_brief(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut last = error;
+    while let Some(cause) = last.source() {
+        last = cause;
     }
-    text
+    let (first, last) = (error.to_string(), last.to_string());
+    if first.ends_with(&last) { first } else { format!("{first}: {last}") }
 }
 
 #[cfg(test)]
@@ -287,7 +291,7 @@ mod tests {
     fn a_cause_is_told_once() {
         let cause = Told("reset by peer", None);
         let error = Told("cannot ask", Some(Box::new(Told("broken: reset by peer", Some(Box::new(cause))))));
-        assert_eq!(in_full(&error), "cannot ask: broken: reset by peer");
+        assert_eq!(in_brief(&error), "cannot ask: reset by peer");
     }
 
     #[test]
@@ -305,7 +309,7 @@ mod tests {
     #[test]
     fn an_unknown_service_lists_the_known_ones() {
         let error = UnknownService { name: "x".into(), known: vec!["a".into(), "b".into()] };
-        assert_eq!(error.to_string(), "unknown service \"x\": this ConsulService knows a, b");
+        assert_eq!(error.to_string(), "unknown service \"x\": the known ones are a, b");
     }
 
     #[test]

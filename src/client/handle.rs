@@ -11,7 +11,8 @@ use super::{
     event::{self, EventStream},
     options::ServiceOptions,
     report::Report,
-    service::{ConsulService, Running},
+    service::ConsulService,
+    services::{Running, Services},
     status::ServiceStatus,
 };
 use crate::consul::ConsulClient;
@@ -19,21 +20,22 @@ use crate::consul::ConsulClient;
 /// How long [`GrpcClient::ready`] waits.
 const READY_WITHIN: Duration = Duration::from_secs(10);
 
-/// The handle of one service of one [`ConsulService`]. Cheap to clone.
+/// The handle of one service of one [`ConsulService`], or of other [`Services`]
+/// where the parameter says so. Cheap to clone.
 ///
 /// Nearly everybody needs [`channel`](Self::channel) alone. Who handles tonic
 /// channels himself takes them from [`subscribe`](Self::subscribe), and says
 /// with [`report_failure`](Self::report_failure) when one fails.
 #[derive(Clone)]
-pub struct GrpcClient {
-    consul: ConsulService,
+pub struct GrpcClient<O = ConsulService> {
+    owner: O,
     options: Arc<ServiceOptions>,
     running: Running,
 }
 
-impl GrpcClient {
-    pub(crate) fn new(consul: ConsulService, options: Arc<ServiceOptions>, running: Running) -> Self {
-        Self { consul, options, running }
+impl<O> GrpcClient<O> {
+    pub(crate) fn new(owner: O, options: Arc<ServiceOptions>, running: Running) -> Self {
+        Self { owner, options, running }
     }
 
     /// A channel that follows the service; any generated tonic client takes it.
@@ -103,31 +105,42 @@ impl GrpcClient {
         self.running.shared.status.borrow().clone()
     }
 
+    /// The service's name in Consul, or in whatever registry lists it.
+    pub fn service_name(&self) -> &str {
+        self.options.name()
+    }
+}
+
+/// Of services found in Consul.
+impl GrpcClient {
     /// What the Consul is called that it is found in.
     pub fn consul_name(&self) -> &str {
-        self.consul.name()
+        self.owner.name()
     }
 
     /// The client which that Consul is asked with.
     pub fn consul_client(&self) -> &ConsulClient {
-        self.consul.consul_client()
-    }
-
-    /// The service's name in Consul.
-    pub fn service_name(&self) -> &str {
-        self.options.name()
+        self.owner.consul_client()
     }
 
     /// The `ConsulService` it belongs to.
     pub fn consul_service(&self) -> &ConsulService {
-        &self.consul
+        &self.owner
     }
 }
 
-impl fmt::Debug for GrpcClient {
+/// Of services found in any other registry.
+impl GrpcClient<Services> {
+    /// The `Services` it belongs to.
+    pub fn services(&self) -> &Services {
+        &self.owner
+    }
+}
+
+impl<O: fmt::Debug> fmt::Debug for GrpcClient<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GrpcClient")
-            .field("consul", &self.consul_name())
+            .field("owner", &self.owner)
             .field("service", &self.service_name())
             .finish_non_exhaustive()
     }

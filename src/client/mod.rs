@@ -1,18 +1,19 @@
 //! The client half: from a service's name to answered calls.
 //!
 //! A call must never wait for the registry, and the registry must never wait for
-//! a call. So there are two halves: one task for each service listens to Consul,
+//! a call. So there are two halves: one task for each service listens to a registry,
 //! dials, ejects and publishes what is ready; each call picks from what is
 //! published, sends, judges, and reports what it found. They meet in a watch
 //! channel and a channel of reports.
 //!
 //! ```text
-//!  Consul --> resolver --> worker (fleet: pure) --> watch<Binding> --> FailoverChannel
-//!                            ^                                              |
-//!                            +----------------- reports --------------------+
+//!  registry --> resolver --> worker (fleet: pure) --> watch<Binding> --> FailoverChannel
+//!                              ^                                              |
+//!                              +----------------- reports --------------------+
 //! ```
 //!
-//! Start at [`ConsulService`]; [`GrpcClient::channel`] is what generated clients take.
+//! Start at [`ConsulService`], or at [`Services`] for any other [`registry`];
+//! [`GrpcClient::channel`] is what generated clients take.
 
 mod answer;
 mod attempt;
@@ -36,12 +37,14 @@ mod mechanisms;
 mod methods;
 mod options;
 mod outcome;
+pub mod registry;
 mod replay;
 mod report;
 mod resolver;
 mod response;
 mod retry;
 mod service;
+mod services;
 mod socket;
 mod status;
 mod worker;
@@ -62,5 +65,6 @@ pub use self::{
     options::{Policy, ServiceOptions},
     resolver::RegistryDoubt,
     service::ConsulService,
+    services::{Services, ServicesBuilder},
     status::{DatacenterStatus, ServiceStatus},
 };

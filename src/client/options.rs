@@ -312,6 +312,20 @@ impl ServiceOptions {
         Ok(())
     }
 
+    /// Refuses what only a query to Consul can do.
+    pub(crate) fn refuse_query(&self) -> Result<(), BuildError> {
+        let expected = "nothing: only Consul is asked by it, through `ConsulService`";
+        let set = [
+            ("tag", self.tags.first()),
+            ("meta", self.meta.first().map(|(key, _)| key)),
+            ("filter", self.filter.as_ref()),
+            ("near", self.near.as_ref()),
+            ("include_warning", self.include_warning.then(|| "true".to_owned()).as_ref()),
+        ]
+        .map(|(setting, value)| value.map(|value| self.wrong(setting, value, expected)));
+        set.into_iter().flatten().next().map_or(Ok(()), Err)
+    }
+
     pub(crate) fn wrong(
         &self,
         setting: &'static str,

@@ -6,8 +6,8 @@
 //!
 //! ```text
 //!  refresh() --mpsc--> +------ task ------+
-//!                      | blocking query   | --> ConsulClient
-//!                      | refresh (at most | --> ConsulClient
+//!                      | blocking query   | --> Registry
+//!                      | refresh (at most | --> Registry
 //!  watch() <--watch--- |  one at a time)  |
 //!                      +------------------+
 //! ```
@@ -32,11 +32,12 @@ use tracing::Instrument;
 
 use super::mechanisms::Without;
 use crate::{
-    consul::{ConsulClient, Denied, HealthQuery, RegistryError},
+    client::registry::Registry,
+    consul::{Denied, RegistryError},
     instance::Snapshot,
 };
 pub use doubt::RegistryDoubt;
-use task::{Ask, Asker, Task};
+use task::Task;
 
 /// How many refreshes may wait to be heard; more wait at the door.
 const DOOR: usize = 64;
@@ -116,25 +117,26 @@ impl Default for ResolverSettings {
 
 impl Resolver {
     /// Begins to watch. Must be called within a tokio runtime.
-    pub(crate) fn spawn(client: ConsulClient, query: HealthQuery, settings: ResolverSettings) -> Self {
-        let span = tracing::info_span!(
-            "resolver",
-            service = query.service_name(),
-            datacenter = query.datacenter_name().unwrap_or("(own)"),
-        );
-        let access = Arc::default();
-        Self::run(Arc::new(Asker { client, query, access }), settings, HasherRng::new(), span)
+    pub(crate) fn spawn(
+        registry: Arc<dyn Registry>,
+        service: Arc<str>,
+        datacenter: &str,
+        settings: ResolverSettings,
+    ) -> Self {
+        let span = tracing::info_span!("resolver", %service, datacenter);
+        Self::run(registry, service, settings, HasherRng::new(), span)
     }
 
     fn run(
-        ask: Arc<dyn Ask>,
+        registry: Arc<dyn Registry>,
+        service: Arc<str>,
         settings: ResolverSettings,
         rng: impl Rng + Send + 'static,
         span: tracing::Span,
     ) -> Self {
         let (requests, incoming) = mpsc::channel(DOOR);
         let (published, resolved) = watch::channel(Resolved::default());
-        let task = Task::new(ask, settings, incoming, published, rng);
+        let task = Task::new(registry, service, settings, incoming, published, rng);
         let task = AbortOnDropHandle::new(tokio::spawn(task.run().instrument(span)));
         Self { requests, resolved, _task: task }
     }

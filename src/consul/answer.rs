@@ -28,6 +28,21 @@ pub struct HealthAnswer {
     pub skipped: Vec<SkippedEntry>,
 }
 
+impl HealthAnswer {
+    /// An answer that says nothing but this.
+    pub(crate) fn of(snapshot: Snapshot) -> Self {
+        Self {
+            snapshot,
+            index: None,
+            known_leader: None,
+            last_contact: None,
+            denied: None,
+            filtered_by_acl: false,
+            skipped: Vec::new(),
+        }
+    }
+}
+
 /// An entry of an answer that was left out although its checks allow it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]

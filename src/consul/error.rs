@@ -90,6 +90,12 @@ pub enum RegistryError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A registry other than Consul could not say.
+    #[error("the registry could not be asked")]
+    Other {
+        /// What it said.
+        source: Arc<dyn Error + Send + Sync>,
+    },
     /// Whoever was to ask has ended.
     #[error("nobody asks the registry any more")]
     Closed,
@@ -104,6 +110,11 @@ impl RegistryError {
             Self::RateLimited { retry_after } => *retry_after,
             _ => None,
         }
+    }
+
+    /// The failure of a registry other than Consul.
+    pub fn other(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Other { source: source.into().into() }
     }
 
     pub(super) fn not_understood(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {

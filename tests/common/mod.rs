@@ -138,6 +138,14 @@ impl Backend {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id().expect("it runs")).unwrap();
         kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+        if signal == Signal::STOP {
+            // A busy process has threads that run on for a moment, and answer.
+            let asked = Instant::now();
+            while !stands_still(pid) {
+                assert!(asked.elapsed() < SOON, "{pid} does not stop");
+                std::thread::yield_now();
+            }
+        }
     }
 
     /// SIGKILL, and waits for the end.
@@ -155,6 +163,16 @@ impl Backend {
     pub(crate) fn journal(&self) -> Vec<String> {
         std::fs::read_to_string(self.journal.path()).unwrap().lines().map(str::to_owned).collect()
     }
+}
+
+/// Whether each thread of the process is stopped.
+fn stands_still(pid: i32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.into_iter().all(|thread| {
+        // The state follows the name, which is in brackets and may hold anything.
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    })
 }
 
 /// Registers an instance in Consul by hand, without a check: Consul calls it
@@ -197,7 +215,7 @@ pub(crate) fn client(url: &str) -> GrpcClient {
 }
 
 /// Waits until the status satisfies `is_so`.
-pub(crate) async fn until(client: &GrpcClient, words: &str, is_so: impl Fn(&GrpcClient) -> bool) {
+pub(crate) async fn until<O>(client: &GrpcClient<O>, words: &str, is_so: impl Fn(&GrpcClient<O>) -> bool) {
     let wait = async {
         while !is_so(client) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -207,11 +225,11 @@ pub(crate) async fn until(client: &GrpcClient, words: &str, is_so: impl Fn(&Grpc
 }
 
 /// The name of the instance that is bound.
-pub(crate) fn bound(client: &GrpcClient) -> Option<String> {
+pub(crate) fn bound<O>(client: &GrpcClient<O>) -> Option<String> {
     client.status().bound.map(|i| i.name.clone())
 }
 
-pub(crate) async fn until_bound_to(client: &GrpcClient, name: &str) {
+pub(crate) async fn until_bound_to<O>(client: &GrpcClient<O>, name: &str) {
     until(client, &format!("bound to {name}"), |c| bound(c).as_deref() == Some(name)).await;
 }
 
@@ -281,12 +299,12 @@ pub(crate) struct Callers {
 
 impl Callers {
     /// `count` callers, each calling every 10 ms.
-    pub(crate) fn start(client: &GrpcClient, count: usize, method: Method) -> Self {
+    pub(crate) fn start<O>(client: &GrpcClient<O>, count: usize, method: Method) -> Self {
         Self::start_at(client, count, method, Duration::from_millis(10))
     }
 
     /// `count` callers, each calling `every` so often.
-    pub(crate) fn start_at(client: &GrpcClient, count: usize, method: Method, every: Duration) -> Self {
+    pub(crate) fn start_at<O>(client: &GrpcClient<O>, count: usize, method: Method, every: Duration) -> Self {
         let (stop, _) = watch::channel(false);
         let calls = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();

@@ -104,7 +104,7 @@ async fn where_nothing_answers_the_error_says_why() {
 async fn an_unknown_name_lists_the_known_ones() {
     let client = common::client(common::NOWHERE);
     let error = client.consul_service().update_grpc_client("conter").await.unwrap_err();
-    assert_eq!(error.to_string(), "unknown service \"conter\": this ConsulService knows counter");
+    assert_eq!(error.to_string(), "unknown service \"conter\": the known ones are counter");
     assert!(matches!(error, UpdateError::Unknown(unknown) if unknown.known == ["counter"]));
 }
 

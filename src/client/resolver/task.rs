@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
@@ -20,10 +19,11 @@ use super::{
     order::{Asked, Order},
     pace::{Backoff, Spacing},
 };
-use crate::consul::{
-    AccessProbe, BlockingIndex, ConsulClient, HealthAnswer, HealthQuery, IndexStep, RegistryError,
+use crate::{
+    client::registry::{self, Asking, Listing, Registry},
+    consul::{BlockingIndex, HealthAnswer, IndexStep, RegistryError},
+    instance::Snapshot,
 };
-use crate::instance::Snapshot;
 
 /// The longest that a registry's wish to be left alone is heeded. Our bound: a
 /// faulty header must not blind us for a day.
@@ -32,22 +32,11 @@ const LONGEST_QUIET: Duration = Duration::from_secs(300);
 /// off from its leader and would not say that it is back. Our choice.
 const DOUBTFUL: Duration = Duration::from_secs(1);
 
-type Outcome = Result<HealthAnswer, RegistryError>;
-
-/// The question, apart from the loop that asks it.
-pub(super) trait Ask: Send + Sync + 'static {
-    /// Asks for the present state, or with an index for the next one.
-    fn ask(&self, after: BlockingIndex, wait: Duration) -> BoxFuture<'static, Outcome>;
-}
-
-pub(super) struct Asker {
-    pub(super) client: ConsulClient,
-    pub(super) query: HealthQuery,
-    pub(super) access: Arc<AccessProbe>,
-}
+type Outcome = Result<Listing, RegistryError>;
 
 pub(super) struct Task<R> {
-    ask: Arc<dyn Ask>,
+    registry: Arc<dyn Registry>,
+    service: Arc<str>,
     wait: Duration,
     requests: mpsc::Receiver<Reply>,
     published: watch::Sender<Resolved>,
@@ -67,7 +56,7 @@ struct Question {
     asked: Asked,
     /// Since when and for how long at least it waits for news, if it does.
     blocking: Option<(Instant, Duration)>,
-    answer: BoxFuture<'static, Outcome>,
+    answer: Asking,
 }
 
 /// How long an answer took that was to bring news, and was to take without any.
@@ -86,31 +75,20 @@ enum Next {
     Restart,
 }
 
-// === impl Asker ===
-
-impl Ask for Asker {
-    fn ask(&self, after: BlockingIndex, wait: Duration) -> BoxFuture<'static, Outcome> {
-        let (client, query, access) = (self.client.clone(), self.query.clone(), self.access.clone());
-        Box::pin(async move {
-            let mut answer = client.watch_instances(&query, after, access.wait(wait)).await?;
-            access.complete(&client, &query, &mut answer).await;
-            Ok(answer)
-        })
-    }
-}
-
 // === impl Task ===
 
 impl<R: Rng> Task<R> {
     pub(super) fn new(
-        ask: Arc<dyn Ask>,
+        registry: Arc<dyn Registry>,
+        service: Arc<str>,
         settings: ResolverSettings,
         requests: mpsc::Receiver<Reply>,
         published: watch::Sender<Resolved>,
         rng: R,
     ) -> Self {
         Self {
-            ask,
+            registry,
+            service,
             wait: settings.wait,
             requests,
             published,
@@ -147,12 +125,12 @@ impl<R: Rng> Task<R> {
                 }
                 (asked, _, outcome) = ended(&mut refresh) => {
                     match outcome {
-                        Ok(answer) => {
+                        Ok(listing) => {
                             let was_failing = self.published.borrow().error.is_some();
                             // The registry is there: no reason to go on waiting for it.
-                            if self.answered(asked, None, &answer) == Next::Restart || was_failing {
+                            if self.answered(asked, None, &listing.answer) == Next::Restart || was_failing {
                                 blocking = None;
-                                due = self.spacing.take(Instant::now());
+                                due = self.due_after(&listing);
                             }
                             let resolved = self.published.borrow().clone();
                             reply_all(&mut waiting, &Ok(resolved));
@@ -167,9 +145,9 @@ impl<R: Rng> Task<R> {
                 }
                 (asked, waited, outcome) = ended(&mut blocking) => {
                     due = match outcome {
-                        Ok(answer) => {
-                            self.answered(asked, waited, &answer);
-                            self.next_at(Instant::now())
+                        Ok(listing) => {
+                            self.answered(asked, waited, &listing.answer);
+                            self.due_after(&listing)
                         }
                         Err(error) => self.failed(&error),
                     };
@@ -185,13 +163,17 @@ impl<R: Rng> Task<R> {
         let behind = self.published.borrow().doubt.is_some_and(RegistryDoubt::is_behind);
         let wait = if behind { self.wait.min(DOUBTFUL) } else { self.wait };
         let blocking = after.get().map(|_| (Instant::now(), wait));
-        Question { asked: self.order.ask(), blocking, answer: self.ask.ask(after, wait) }
+        let begins = self.order.is_new();
+        let (service, seen) = (self.service.clone(), after.get());
+        let answer = self.registry.ask(registry::Question { service, seen, wait, begins });
+        Question { asked: self.order.ask(), blocking, answer }
     }
 
-    /// When the next blocking question may be asked after an answer.
-    fn next_at(&mut self, now: Instant) -> Instant {
-        let spaced = self.spacing.take(now);
-        if self.stir.is_idle() { spaced.max(now + DOUBTFUL) } else { spaced }
+    /// When to ask again after a good answer.
+    fn due_after(&mut self, listing: &Listing) -> Instant {
+        let now = Instant::now();
+        let again_in = if self.stir.is_idle() { listing.again_in.max(DOUBTFUL) } else { listing.again_in };
+        self.spacing.take(now).max(now + again_in)
     }
 
     fn quiet_for(&self) -> Option<Duration> {
@@ -323,7 +305,13 @@ impl Resolved {
         }
         let before = self.error.replace(error.clone());
         let kind = std::mem::discriminant::<RegistryError>;
-        before.as_ref().map(kind) != Some(kind(error))
+        match (&before, error) {
+            // A kind for everything: what it says tells them apart.
+            (Some(RegistryError::Other { source: old }), RegistryError::Other { source: new }) => {
+                old.to_string() != new.to_string()
+            }
+            _ => before.as_ref().map(kind) != Some(kind(error)),
+        }
     }
 }
 
@@ -332,7 +320,10 @@ async fn ended(question: &mut Option<Question>) -> (Asked, Option<Waited>, Outco
     match question {
         Some(Question { asked, blocking, answer }) => {
             let outcome = answer.await;
-            let waited = blocking.map(|(since, at_least)| Waited { took: since.elapsed(), at_least });
+            let waited = blocking.map(|(since, wait)| {
+                let at_least = outcome.as_ref().ok().and_then(|it| it.waited_for).unwrap_or(wait);
+                Waited { took: since.elapsed(), at_least }
+            });
             let asked = *asked;
             *question = None;
             (asked, waited, outcome)

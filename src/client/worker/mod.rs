@@ -37,7 +37,6 @@ pub(crate) use self::{
 use super::{
     connector::{ConnectError, Connector},
     endpoint::{Endpoint, Link},
-    error::in_full,
     event::{FailoverEvent, RebindCause},
     fleet::{Dial, Fleet, Key, Plan, Settings, Word},
     options::ServiceOptions,
@@ -232,9 +231,12 @@ impl Worker {
             endpoint.link().retire();
         }
         let before = self.sources.note(tier, resolved.clone());
-        let name = &self.sources.get(tier).name;
+        let source = self.sources.get(tier);
+        let name = &source.name;
         match (before.failing_since, &resolved) {
-            (None, Resolved { error: Some(error), .. }) => self.publisher.registry_lost(name, in_full(error)),
+            (None, Resolved { error: Some(error), .. }) => {
+                self.publisher.registry_lost(name, source.trouble(error));
+            }
             (None, Resolved { doubt: Some(RegistryDoubt::Behind { last_contact }), .. }) => {
                 self.publisher.registry_behind(name, *last_contact);
             }
@@ -351,7 +353,7 @@ impl Worker {
                 status.stale_since =
                     [source.last.failing_since, source.last.hidden_since].into_iter().flatten().min();
                 status.denied = source.last.denied;
-                status.registry_error = source.last.error.as_ref().map(|error| in_full(error));
+                status.registry_error = source.last.error.as_ref().map(|error| source.trouble(error));
                 status.doubt = source.last.doubt;
                 status
             })

@@ -1,12 +1,14 @@
 //! The registries a worker listens to: one resolver for each datacenter asked.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{task::JoinSet, time::Instant};
 use tokio_stream::{StreamExt, StreamMap, wrappers::WatchStream};
 
 use crate::{
     client::{
+        error::in_brief,
+        registry::{ConsulQuery, Registry},
         resolver::{Resolved, Resolver, ResolverSettings},
         status::UNNAMED,
     },
@@ -22,28 +24,38 @@ const LIST_RETRY: Duration = Duration::from_secs(1);
 /// One datacenter and how to ask about it.
 pub(crate) struct Source {
     pub(crate) name: String,
-    client: ConsulClient,
-    query: HealthQuery,
+    registry: Arc<dyn Registry>,
     resolver: Option<Resolver>,
     /// What the registry said last; kept for the status.
     pub(crate) last: Resolved,
 }
 
 impl Source {
-    fn new(name: String, client: ConsulClient, query: HealthQuery) -> Self {
-        Self { name, client, query, resolver: None, last: Resolved::default() }
+    fn new(name: String, registry: Arc<dyn Registry>) -> Self {
+        Self { name, registry, resolver: None, last: Resolved::default() }
+    }
+
+    /// What is wrong, and with whom.
+    pub(crate) fn trouble(&self, error: &RegistryError) -> String {
+        match self.registry.address() {
+            Some(address) => format!("{} (asked at {address})", in_brief(error)),
+            None => in_brief(error),
+        }
     }
 }
 
 /// How the other datacenters become known.
+#[derive(Clone)]
 pub(crate) enum Others {
     None,
-    /// The agent's list, in its order or in the given one.
+    /// Consul's list, in its order or in the given one.
     Agent {
+        client: ConsulClient,
+        query: HealthQuery,
         wanted: Option<Vec<String>>,
     },
-    /// Other agents, by name.
-    Services(Vec<(String, ConsulClient)>),
+    /// Other registries, by name.
+    Registries(Vec<(String, Arc<dyn Registry>)>),
 }
 
 /// What a source has to say.
@@ -58,6 +70,7 @@ pub(crate) enum News {
 
 /// All sources of one service. Index 0 is the own datacenter.
 pub(crate) struct Sources {
+    service: Arc<str>,
     settings: ResolverSettings,
     list: Vec<Source>,
     answers: StreamMap<usize, WatchStream<Resolved>>,
@@ -70,20 +83,17 @@ pub(crate) struct Sources {
 
 impl Sources {
     pub(crate) fn new(
-        client: ConsulClient,
-        query: HealthQuery,
+        service: Arc<str>,
+        own: Arc<dyn Registry>,
         others: Others,
         settings: ResolverSettings,
     ) -> Self {
-        let mut list = vec![Source::new(UNNAMED.to_owned(), client, query.clone())];
-        if let Others::Services(services) = &others {
-            list.extend(
-                services
-                    .iter()
-                    .map(|(name, client)| Source::new(name.clone(), client.clone(), query.clone())),
-            );
+        let mut list = vec![Source::new(UNNAMED.to_owned(), own)];
+        if let Others::Registries(others) = &others {
+            list.extend(others.iter().map(|(name, other)| Source::new(name.clone(), other.clone())));
         }
         Self {
+            service,
             settings,
             list,
             answers: StreamMap::new(),
@@ -114,7 +124,8 @@ impl Sources {
         if source.resolver.is_some() {
             return false;
         }
-        let resolver = Resolver::spawn(source.client.clone(), source.query.clone(), self.settings.clone());
+        let (registry, service) = (source.registry.clone(), self.service.clone());
+        let resolver = Resolver::spawn(registry, service, &source.name, self.settings.clone());
         self.answers.insert(tier, WatchStream::new(resolver.watch()));
         source.resolver = Some(resolver);
         true
@@ -167,7 +178,8 @@ impl Sources {
     /// Asks for the list of datacenters, where that is how they become known
     /// and it is not known or old. Returns when to try again, if that is later.
     pub(crate) fn want_list(&mut self, now: Instant) -> Option<Instant> {
-        if !matches!(self.others, Others::Agent { .. }) || !self.listing.is_empty() {
+        let Others::Agent { client, .. } = &self.others else { return None };
+        if !self.listing.is_empty() {
             return None;
         }
         if self.listed_at.is_some_and(|at| now.saturating_duration_since(at) < LIST_AGE) {
@@ -176,7 +188,7 @@ impl Sources {
         if let Some(again) = self.list_again_at.filter(|&at| at > now) {
             return Some(again);
         }
-        let client = self.list[0].client.clone();
+        let client = client.clone();
         self.listing.spawn(async move { client.datacenters().await });
         None
     }
@@ -191,7 +203,7 @@ impl Sources {
         in_use: bool,
         now: Instant,
     ) -> Option<Vec<Option<usize>>> {
-        let Others::Agent { wanted } = &self.others else { return None };
+        let Others::Agent { wanted, .. } = &self.others else { return None };
         let names = match result {
             Ok(names) => {
                 self.listed_at = Some(now);
@@ -222,7 +234,7 @@ impl Sources {
     }
 
     fn rearrange(&mut self, others: Vec<String>) -> Vec<Option<usize>> {
-        let (client, query) = (self.list[0].client.clone(), self.list[0].query.clone());
+        let Others::Agent { client, query, .. } = self.others.clone() else { return Vec::new() };
         let mut before: Vec<_> = self.list.split_off(1).into_iter().map(Some).collect();
         let mut answers: Vec<_> = (1..=before.len()).map(|tier| self.answers.remove(&tier)).collect();
         let mut from = Vec::new();
@@ -232,8 +244,8 @@ impl Sources {
                 self.answers.insert(self.list.len(), answers);
             }
             self.list.push(old.and_then(|old| before[old].take()).unwrap_or_else(|| {
-                let query = query.clone().datacenter(name.clone());
-                Source::new(name, client.clone(), query)
+                let (client, query) = (client.clone(), query.clone().datacenter(name.clone()));
+                Source::new(name, Arc::new(ConsulQuery::new(client, query)))
             }));
             from.push(old.map(|old| old + 1));
         }
@@ -254,8 +266,9 @@ mod tests {
     async fn a_datacenter_that_stays_is_asked_on_when_the_list_changes() {
         let client = ConsulClient::new(ConsulConfig::new("127.0.0.1:1").unwrap()).unwrap();
         let query = HealthQuery::new("counter").unwrap();
-        let others = Others::Agent { wanted: None };
-        let mut sources = Sources::new(client, query, others, ResolverSettings::default());
+        let own = Arc::new(ConsulQuery::new(client.clone(), query.clone()));
+        let others = Others::Agent { client, query, wanted: None };
+        let mut sources = Sources::new("counter".into(), own, others, ResolverSettings::default());
         let set = |names: &[&str], sources: &mut Sources| {
             let names = names.iter().map(|&name| name.to_owned()).collect();
             sources.set_list(Ok(names), false, Instant::now())

@@ -16,8 +16,10 @@ use super::node::Node;
 /// 7.0 to 7.3 s were measured, its `rpc_hold_timeout` is 7 s.
 const HOLD: Duration = Duration::from_secs(7);
 
-/// Switches an agent's faults on. Each switch works at once, on requests in
-/// flight as well, and stays on until its [`Switch`] is turned off or all are
+/// Switches an agent's faults on. Each switch works at once on what is asked from
+/// then on; a blocking query that waits for news meets the fault when it is
+/// answered, so a test that is to see it soon gives the client a short
+/// `wait` of its own. It stays on until its [`Switch`] is turned off or all are
 /// [cleared](Faults::clear). Dropping a [`Switch`] leaves the fault on.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults<'a> {

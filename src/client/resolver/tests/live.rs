@@ -8,7 +8,11 @@ use tokio::{
 };
 
 use super::super::*;
-use crate::{consul::ConsulConfig, testkit::ConsulProcess};
+use crate::{
+    client::registry::ConsulQuery,
+    consul::{ConsulClient, ConsulConfig, HealthQuery},
+    testkit::ConsulProcess,
+};
 
 /// How long anything may take on a machine that is busy with much else.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -24,7 +28,9 @@ async fn agent() -> Option<ConsulProcess> {
 fn watch_at(url: &str) -> Resolver {
     let config = ConsulConfig::new(url).unwrap().request_timeout(Duration::from_secs(2));
     let client = ConsulClient::new(config).unwrap();
-    Resolver::spawn(client, HealthQuery::new("counter").unwrap(), ResolverSettings::default())
+    let query = HealthQuery::new("counter").unwrap();
+    let registry = Arc::new(ConsulQuery::new(client, query));
+    Resolver::spawn(registry, "counter".into(), "(own)", ResolverSettings::default())
 }
 
 async fn register(agent: &ConsulProcess, id: &str, port: u16) {

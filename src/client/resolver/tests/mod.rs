@@ -2,16 +2,18 @@
 
 #[cfg(feature = "testkit")]
 mod live;
+mod polled;
 
 use std::io;
 
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::{
-    consul::{BlockingIndex, Denied, HealthAnswer, SkipReason, SkippedEntry},
+    client::registry::{self, Asking},
+    consul::{Denied, HealthAnswer, SkipReason, SkippedEntry},
     instance::Instance,
 };
 
@@ -26,11 +28,11 @@ struct Question {
     answer: oneshot::Sender<Outcome>,
 }
 
-impl Ask for ByHand {
-    fn ask(&self, after: BlockingIndex, _: Duration) -> BoxFuture<'static, Outcome> {
+impl Registry for ByHand {
+    fn ask(&self, question: registry::Question) -> Asking {
         let (answer, outcome) = oneshot::channel();
-        let _ = self.0.send(Question { after: after.get(), at: Instant::now(), answer });
-        Box::pin(async move { outcome.await.expect("the test answers what it takes") })
+        let _ = self.0.send(Question { after: question.seen, at: Instant::now(), answer });
+        Box::pin(async move { Ok(outcome.await.expect("the test answers what it takes")?.into()) })
     }
 }
 
@@ -52,8 +54,8 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let (sender, questions) = mpsc::unbounded_channel();
-        let (ask, settings) = (Arc::new(ByHand(sender)), ResolverSettings::default());
-        let resolver = Resolver::run(ask, settings, Half, tracing::Span::none());
+        let (registry, settings) = (Arc::new(ByHand(sender)), ResolverSettings::default());
+        let resolver = Resolver::run(registry, "counter".into(), settings, Half, tracing::Span::none());
         let resolved = resolver.watch();
         Self { resolver, resolved, questions }
     }

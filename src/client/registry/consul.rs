@@ -1,0 +1,43 @@
+//! Consul as a registry.
+
+use std::sync::Arc;
+
+use super::{Asking, Listing, Question, Registry};
+use crate::consul::{AccessProbe, BlockingIndex, ConsulClient, HealthQuery};
+
+/// Answers with what Consul says to one query, whatever the name in the
+/// question: tags, filters and the datacenter are a part of the query.
+pub(crate) struct ConsulQuery {
+    client: ConsulClient,
+    query: HealthQuery,
+    access: Arc<AccessProbe>,
+}
+
+impl ConsulQuery {
+    pub(crate) fn new(client: ConsulClient, query: HealthQuery) -> Self {
+        Self { client, query, access: Arc::default() }
+    }
+}
+
+impl Registry for ConsulQuery {
+    fn address(&self) -> Option<&str> {
+        Some(self.client.address())
+    }
+
+    fn ask(&self, question: Question) -> Asking {
+        let (client, query, access) = (self.client.clone(), self.query.clone(), self.access.clone());
+        if question.begins {
+            // What was known of rights is as old as the last one to ask.
+            access.forget();
+        }
+        let wait = access.wait(question.wait);
+        let after = question.seen.map_or(BlockingIndex::NONE, BlockingIndex::from);
+        Box::pin(async move {
+            let mut answer = client.watch_instances(&query, after, wait).await?;
+            access.complete(&client, &query, &mut answer).await;
+            let mut listing = Listing::from(answer);
+            listing.waited_for = Some(wait);
+            Ok(listing)
+        })
+    }
+}
