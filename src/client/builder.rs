@@ -10,6 +10,7 @@ use super::{
     error::BuildError,
     options::ServiceOptions,
     registry::ConsulQuery,
+    resolver::Turns,
     service::ConsulService,
     services::{Common, Services, ServicesParts, Slot},
 };
@@ -23,7 +24,13 @@ pub struct ConsulServiceBuilder {
     services: Vec<ServiceOptions>,
     fallback: Fallback,
     settings: Common,
+    max_long_polls: usize,
+    read_at_least_every: Duration,
 }
+
+/// The most long polls: with them, the reads beside them and the connections kept
+/// for later stay below the 200 that Consul takes from one address.
+const MOST_LONG_POLLS: usize = 128;
 
 impl ConsulServiceBuilder {
     pub(super) fn new(config: ConsulConfig) -> Self {
@@ -33,6 +40,8 @@ impl ConsulServiceBuilder {
             services: Vec::new(),
             fallback: Fallback::none(),
             settings: Common::default(),
+            max_long_polls: 64,
+            read_at_least_every: Duration::from_secs(10),
         }
     }
 
@@ -102,12 +111,44 @@ impl ConsulServiceBuilder {
         self
     }
 
+    /// How many questions may wait for news in Consul at once, for all services and
+    /// datacenters of this `ConsulService` together, from 1 to 128. Each has a
+    /// connection of its own, and an agent takes 200 from one address
+    /// (<https://developer.hashicorp.com/consul/docs/agent/config/config-files#http_max_conns_per_client>).
+    /// Default: 64, so that the host's other programs keep their share.
+    ///
+    /// Where there are more services, they take turns: one whose list has just
+    /// changed goes on waiting, one that waited in vain hands on to the one that has
+    /// been without the longest, and those without are read without waiting, at
+    /// least once in [`read_at_least_every`](Self::read_at_least_every). At most
+    /// 16 such reads are under way at once.
+    pub fn max_long_polls(mut self, polls: usize) -> Self {
+        self.max_long_polls = polls;
+        self
+    }
+
+    /// How long a service may go unread while others have all the long polls, from
+    /// 100 ms to 10 min; so long a change of it may go unseen. Default: 10 s.
+    pub fn read_at_least_every(mut self, time: Duration) -> Self {
+        self.read_at_least_every = time;
+        self
+    }
+
     /// Checks every setting, and prepares to start. Asks nobody yet.
     ///
     /// # Errors
     /// Names the setting that cannot be used, and what would be right; or says
     /// that there is no tokio runtime.
     pub fn build(self) -> Result<ConsulService, BuildError> {
+        if !(1..=MOST_LONG_POLLS).contains(&self.max_long_polls) {
+            return Err(BuildError::MaxLongPolls { value: self.max_long_polls });
+        }
+        let every = self.read_at_least_every;
+        if !(Duration::from_millis(100)..=Duration::from_secs(600)).contains(&every) {
+            return Err(BuildError::ReadAtLeastEvery { value: every });
+        }
+        let mut settings = self.settings;
+        settings.resolver.turns = Turns::new(self.max_long_polls, every);
         let client = ConsulClient::new(self.config)?;
         let slot = |options: ServiceOptions| {
             let query = query(&options)?;
@@ -116,7 +157,7 @@ impl ConsulServiceBuilder {
             Slot::new(options, registry, others)
         };
         let name = self.name.unwrap_or_else(|| client.address().to_owned());
-        let parts = ServicesParts::new(name, self.services, self.settings, self.fallback.clone(), slot)?;
+        let parts = ServicesParts::new(name, self.services, settings, self.fallback.clone(), slot)?;
         Ok(ConsulService::new(Services::new(parts), client))
     }
 }

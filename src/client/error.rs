@@ -24,6 +24,18 @@ pub enum BuildError {
         /// What was given.
         value: Duration,
     },
+    /// The number of long polls is outside of what leaves Consul's limit alone.
+    #[error("max_long_polls = {value} is not usable: 1 to 128 (Consul takes 200 connections in all)")]
+    MaxLongPolls {
+        /// What was given.
+        value: usize,
+    },
+    /// The time between two reads is not usable.
+    #[error("read_at_least_every = {value:?} is not usable: 100 ms to 10 min")]
+    ReadAtLeastEvery {
+        /// What was given.
+        value: Duration,
+    },
     /// No service was named.
     #[error("no service was named: add at least one with `service(ServiceOptions::new(\"name\"))`")]
     NoService,

@@ -19,6 +19,7 @@ mod pace;
 mod task;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -38,6 +39,7 @@ use crate::{
 };
 pub use doubt::RegistryDoubt;
 use task::Task;
+pub(crate) use turns::Turns;
 
 /// How many refreshes may wait to be heard; more wait at the door.
 const DOOR: usize = 64;
@@ -76,6 +78,8 @@ pub(crate) struct Resolved {
     /// Since when the list has been hidden from the token: it comes empty, and
     /// that says nothing.
     pub(crate) hidden_since: Option<Instant>,
+    /// The address of the agent that gave the last good answer.
+    pub(crate) agent: Option<Arc<str>>,
     /// How many good answers there have been.
     pub(crate) answers: u64,
 }
@@ -97,6 +101,9 @@ pub(crate) struct ResolverSettings {
     pub(crate) spacing: Duration,
     /// What a test has switched off.
     pub(crate) without: Without,
+    /// Who may wait when there are many. Shared by all resolvers that are made with
+    /// clones of these settings. Default: 64 at once, the others read every 10 s.
+    pub(crate) turns: Turns,
 }
 
 // === impl ResolverSettings ===
@@ -109,6 +116,7 @@ impl Default for ResolverSettings {
             backoff_max: Duration::from_secs(5),
             spacing: Duration::from_millis(250),
             without: Without::default(),
+            turns: Turns::new(64, Duration::from_secs(10)),
         }
     }
 }

@@ -59,6 +59,8 @@ pub struct DatacenterStatus {
     pub doubt: Option<RegistryDoubt>,
     /// What the token may not read, where that is known.
     pub denied: Option<Denied>,
+    /// The address of the agent that answered last; of several, the one in use.
+    pub agent: Option<Arc<str>>,
     /// Whether the registry has ever answered.
     pub answered: bool,
 }

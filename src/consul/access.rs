@@ -202,6 +202,7 @@ mod tests {
         let client = ConsulClient::new(ConsulConfig::new("127.0.0.1:1").unwrap()).unwrap();
         let (probe, query) = (AccessProbe::default(), HealthQuery::new("counter").unwrap());
         let empty = |denied| HealthAnswer {
+            agent: "http://127.0.0.1:8500".into(),
             snapshot: Snapshot::default(),
             index: Some(1),
             known_leader: None,

@@ -1,6 +1,6 @@
 //! What came back.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::Denied;
 use crate::instance::Snapshot;
@@ -11,7 +11,10 @@ use crate::instance::Snapshot;
 pub struct HealthAnswer {
     /// The usable instances.
     pub snapshot: Snapshot,
-    /// `X-Consul-Index`, at least 1: what to wait beyond next.
+    /// The address of the agent that answered; empty where it was none.
+    pub agent: Arc<str>,
+    /// `X-Consul-Index`, at least 1: what to wait beyond next. Where several agents
+    /// were given it is marked with the one it came from.
     pub index: Option<u64>,
     /// Whether the server that answered knows a leader.
     pub known_leader: Option<bool>,
@@ -33,6 +36,7 @@ impl HealthAnswer {
     pub(crate) fn of(snapshot: Snapshot) -> Self {
         Self {
             snapshot,
+            agent: Arc::default(),
             index: None,
             known_leader: None,
             last_contact: None,

@@ -9,28 +9,28 @@ use std::{
     time::Duration,
 };
 
-use consulrs::client::{ConsulClient as Consulrs, ConsulClientSettings};
-use http02::{HeaderMap, HeaderValue, header::RETRY_AFTER};
-use rustify::clients::reqwest::Client as HttpClient;
+use http02::HeaderValue;
 use tokio::{sync::OnceCell, time::Instant};
 use url::form_urlencoded;
 
 use super::{
     BlockingIndex, ConfigError, ConsulConfig, Denied, HealthAnswer, HealthQuery, RegistryError,
-    ServiceRegistration, access, config, instances, name, query,
+    ServiceRegistration, access, config, instances, name,
+    pool::Pool,
+    query,
+    refusal::refusal,
     token::Token,
     transport::{self, Answer, Call, Credentials},
 };
 
-/// How much of a refusal's text an error shows.
-const EXCERPT: usize = 300;
-
-/// Asks one Consul agent. Clones are cheap and share their connections.
+/// Asks one Consul agent, or the first of several that answers
+/// ([`ConsulConfig::more_agents`]). Clones are cheap and share their connections.
 ///
 /// Each request under way has a connection of its own, a blocking one for as long
 /// as it blocks. An agent takes 200 from one address
 /// (<https://developer.hashicorp.com/consul/docs/agent/config/config-files#http_max_conns_per_client>)
-/// and resets what goes beyond.
+/// and resets what goes beyond. Reads that do not block are sixteen at once at the
+/// most, and more queue; blocking ones are for the caller to count.
 ///
 /// Every method may be cancelled by dropping its future, which closes the
 /// connection it waits on.
@@ -40,7 +40,7 @@ pub struct ConsulClient {
 }
 
 struct Inner {
-    consulrs: Consulrs,
+    pool: Pool,
     token: Token,
     authorization: Option<HeaderValue>,
     /// User and password, to be kept out of errors.
@@ -62,23 +62,13 @@ impl ConsulClient {
     /// # Errors
     /// Names the setting that cannot be used.
     pub fn new(config: ConsulConfig) -> Result<Self, ConfigError> {
-        let address = config.address.url();
         let http = config::http_client(&config)?;
         let token = Token::new(&config)?;
         let authorization = config::authorization(&config, &http)?;
-        // Written out, because its builder reads what is not set from the environment.
-        let settings = ConsulClientSettings {
-            address: address.clone(),
-            ca_certs: Vec::new(),
-            client_cert: None,
-            client_key: None,
-            token: None,
-            verify: config.tls_verify,
-            version: 1,
-        };
+        let pool = Pool::new(&config, &http);
         Ok(Self {
             inner: Arc::new(Inner {
-                consulrs: Consulrs { http: HttpClient::new(&address, http), settings },
+                pool,
                 token,
                 authorization,
                 auth: config.auth.map(|it| it.value.into()),
@@ -91,9 +81,15 @@ impl ConsulClient {
         })
     }
 
-    /// The agent's address as a URL, without a slash at the end.
+    /// The agent's address as a URL, without a slash at the end; of several, the
+    /// first one's.
     pub fn address(&self) -> &str {
-        &self.inner.consulrs.http.base
+        self.inner.pool.address(0)
+    }
+
+    /// The addresses of all agents, in the order of preference.
+    pub fn agents(&self) -> impl Iterator<Item = &str> {
+        self.inner.pool.addresses().map(|it| &**it)
     }
 
     /// The usable instances as they are now.
@@ -102,7 +98,7 @@ impl ConsulClient {
     /// Where the registry gives no answer to go by. An unknown service is no
     /// error: it has no instances.
     pub async fn healthy_instances(&self, query: &HealthQuery) -> Result<HealthAnswer, RegistryError> {
-        self.health(query, None, self.inner.request_timeout).await
+        self.health(query, None).await
     }
 
     /// The usable instances as soon as something has changed since `after`, or
@@ -113,6 +109,10 @@ impl ConsulClient {
     /// because Consul adds up to `wait`/16 so as not to answer everybody at once
     /// (<https://developer.hashicorp.com/consul/api-docs/features/blocking>).
     ///
+    /// Where another agent is asked than the one that the index came from, the
+    /// answer comes at once, and its index has fallen or grown beyond all that the
+    /// other agent gives.
+    ///
     /// # Errors
     /// As [`healthy_instances`](Self::healthy_instances). Begin again without an
     /// index after one.
@@ -122,12 +122,7 @@ impl ConsulClient {
         after: BlockingIndex,
         wait: Duration,
     ) -> Result<HealthAnswer, RegistryError> {
-        let mut patience = self.inner.request_timeout;
-        if after.get().is_some() {
-            let wait = query::bounded(wait);
-            patience = patience.saturating_add(wait + wait / 16);
-        }
-        self.health(query, Some((after, wait)), patience).await
+        self.health(query, Some((after, wait))).await
     }
 
     /// What the token may not read of what `query` asks for, by Consul's internal
@@ -150,7 +145,9 @@ impl ConsulClient {
         let datacenter = query.datacenter_name();
         let call = Call::post(access::PATH, query::in_datacenter(datacenter), body);
         let patience = self.inner.request_timeout.min(access::PATIENCE);
-        match self.call_within(call, datacenter, patience).await {
+        let _read = self.inner.pool.read().await?;
+        let agent = self.inner.pool.search(false).agent;
+        match self.call_within(agent, call, datacenter, patience).await {
             Ok(answer) => access::read(&answer.body).map_err(|error| self.not_understood(error)),
             Err(RegistryError::Status { code: 401, body }) if body.contains("ACL support disabled") => {
                 self.inner.acls_off.store(true, Ordering::Relaxed);
@@ -166,8 +163,17 @@ impl ConsulClient {
     /// # Errors
     /// Where the registry gives no answer to go by.
     pub async fn datacenters(&self) -> Result<Vec<String>, RegistryError> {
-        let answer = self.call(Call::get("v1/catalog/datacenters", String::new()), None).await?;
-        serde_json::from_slice(&answer.body).map_err(|error| self.not_understood(error))
+        let _read = self.inner.pool.read().await?;
+        let mut search = self.inner.pool.search(false);
+        loop {
+            let call = Call::get("v1/catalog/datacenters", String::new());
+            let answer = self.call_within(search.agent, call, None, self.inner.request_timeout).await;
+            let read =
+                |it: Answer| serde_json::from_slice(&it.body).map_err(|error| self.not_understood(error));
+            if let Some(list) = self.inner.pool.judge(&mut search, answer.and_then(read)) {
+                return list;
+            }
+        }
     }
 
     /// Registers an instance with the agent, or replaces what it had under this id.
@@ -204,25 +210,53 @@ impl ConsulClient {
         &self,
         query: &HealthQuery,
         block: Option<(BlockingIndex, Duration)>,
-        patience: Duration,
     ) -> Result<HealthAnswer, RegistryError> {
         let from_afar = match query.datacenter_name() {
             Some(asked) => asked != self.own_datacenter().await?,
             None => false,
         };
-        let call = Call::get(query.path(), query.query(self.inner.namespace.as_deref(), block));
-        let answer = self.call_within(call, query.datacenter_name(), patience).await?;
+        let (after, wait) = block.unwrap_or_default();
+        let mut search = self.inner.pool.search(from_afar);
+        loop {
+            let outcome = self.health_at(search.agent, query, after, wait, from_afar).await;
+            if let Some(outcome) = self.inner.pool.judge(&mut search, outcome) {
+                return outcome;
+            }
+        }
+    }
+
+    async fn health_at(
+        &self,
+        agent: usize,
+        query: &HealthQuery,
+        after: BlockingIndex,
+        wait: Duration,
+        from_afar: bool,
+    ) -> Result<HealthAnswer, RegistryError> {
+        let pool = &self.inner.pool;
+        let (after, wait) = pool.block(agent, after, query::bounded(wait));
+        let waits = after.get().is_some();
+        let _read = if waits { None } else { Some(self.inner.pool.read().await?) };
+        let mut patience = self.inner.request_timeout;
+        if waits {
+            patience = patience.saturating_add(wait + wait / 16);
+        }
+        let call = Call::get(query.path(), query.query(self.inner.namespace.as_deref(), Some((after, wait))));
+        let answer = self.call_within(agent, call, query.datacenter_name(), patience);
+        let answer =
+            if waits { self.inner.pool.while_it_is_there(agent, answer).await? } else { answer.await? };
         let wanted =
             instances::Wanted { warning: query.wants_warning(), meta: query.wanted_meta(), from_afar };
         let (snapshot, skipped) =
             instances::read(&answer.body, wanted).map_err(|error| self.not_understood(error))?;
-        let headers = &answer.headers;
-        let filtered = flag(headers, "x-consul-results-filtered-by-acls") == Some(true);
+        let index = answer.number("x-consul-index").filter(|it| *it > 0);
+        let filtered = answer.flag("x-consul-results-filtered-by-acls") == Some(true);
         Ok(HealthAnswer {
             snapshot,
-            index: number(headers, "x-consul-index").filter(|it| *it > 0),
-            known_leader: flag(headers, "x-consul-knownleader"),
-            last_contact: number(headers, "x-consul-lastcontact").map(Duration::from_millis),
+            agent: Arc::clone(pool.address(agent)),
+            index: pool.index(agent, index),
+            known_leader: answer.flag("x-consul-knownleader"),
+            last_contact: answer.number("x-consul-lastcontact").map(Duration::from_millis),
             filtered_by_acl: filtered,
             denied: filtered.then_some(Denied::Part),
             skipped,
@@ -247,22 +281,19 @@ impl ConsulClient {
             }
             query.finish()
         };
-        self.call(Call::put(path, query, body), None).await.map(drop)
-    }
-
-    async fn call(&self, call: Call, datacenter: Option<&str>) -> Result<Answer, RegistryError> {
-        self.call_within(call, datacenter, self.inner.request_timeout).await
+        self.call_within(0, Call::put(path, query, body), None, self.inner.request_timeout).await.map(drop)
     }
 
     async fn call_within(
         &self,
+        agent: usize,
         call: Call,
         datacenter: Option<&str>,
         patience: Duration,
     ) -> Result<Answer, RegistryError> {
         let started = Instant::now();
         let mut credentials = self.credentials().await;
-        let mut answer = self.exchange(call.clone(), &credentials, patience).await?;
+        let mut answer = self.exchange(agent, call.clone(), &credentials, patience).await?;
         if answer.status == 403 {
             // The token may have been exchanged while this was under way. A refused
             // request has done nothing, so it may be sent again.
@@ -270,7 +301,7 @@ impl ConsulClient {
             if now.token != credentials.token {
                 credentials = now;
                 let left = patience.saturating_sub(started.elapsed());
-                answer = self.exchange(call, &credentials, left).await?;
+                answer = self.exchange(agent, call, &credentials, left).await?;
             }
         }
         match answer.status {
@@ -281,13 +312,14 @@ impl ConsulClient {
 
     async fn exchange(
         &self,
+        agent: usize,
         call: Call,
         credentials: &Credentials,
         patience: Duration,
     ) -> Result<Answer, RegistryError> {
-        let Inner { consulrs, max_answer_bytes, acls_off, .. } = &*self.inner;
+        let Inner { pool, max_answer_bytes, acls_off, .. } = &*self.inner;
         let outcome =
-            transport::exchange(&consulrs.http, credentials, call, patience, *max_answer_bytes).await;
+            transport::exchange(pool.http(agent), credentials, call, patience, *max_answer_bytes).await;
         // Whoever answers next may have other settings; and a 403 comes of ACLs alone.
         if outcome.as_ref().map_or(true, |answer| answer.status == 403) {
             acls_off.store(false, Ordering::Relaxed);
@@ -324,48 +356,6 @@ fn checked(id: &str) -> Result<&str, RegistryError> {
         Ok(()) => Ok(id),
         Err(error) => Err(RegistryError::Unsendable { reason: error.to_string() }),
     }
-}
-
-/// What an answer that is no success means. Consul says most things with 500 and
-/// a sentence.
-pub(super) fn refusal(
-    answer: &Answer,
-    datacenter: Option<&str>,
-    without_secrets: impl Fn(&str) -> String,
-) -> RegistryError {
-    let body = excerpt(&without_secrets(&String::from_utf8_lossy(&answer.body)));
-    let retry_after = number(&answer.headers, RETRY_AFTER.as_str()).map(Duration::from_secs);
-    match answer.status {
-        403 => RegistryError::Forbidden { message: body },
-        404 => RegistryError::NotFound,
-        429 => RegistryError::RateLimited { retry_after },
-        503 if retry_after.is_some() => RegistryError::RateLimited { retry_after },
-        500 if body.contains("No cluster leader") => RegistryError::NoLeader,
-        500 if body.contains("No known Consul servers") => RegistryError::NoServers,
-        500 if body.contains("No path to datacenter") => {
-            RegistryError::NoPath { datacenter: datacenter.unwrap_or_default().to_owned() }
-        }
-        code => RegistryError::Status { code, body },
-    }
-}
-
-/// The beginning of `body`, fit for one line.
-fn excerpt(text: &str) -> String {
-    let text = text.trim();
-    let mut short: String =
-        text.chars().take(EXCERPT).map(|it| if it.is_control() { ' ' } else { it }).collect();
-    if short.len() < text.len() {
-        short.push('…');
-    }
-    short
-}
-
-pub(super) fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
-    headers.get(name)?.to_str().ok()?.trim().parse().ok()
-}
-
-pub(super) fn flag(headers: &HeaderMap, name: &str) -> Option<bool> {
-    headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }
 
 const _: () = {

@@ -6,10 +6,8 @@ use std::ffi::OsString;
 use http02::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{
-    BlockingIndex, ConsulConfig, HealthQuery, RegistryError, ServiceName,
-    client::{flag, number, refusal},
-    config, instances,
-    transport::Answer,
+    BlockingIndex, ConsulConfig, HealthQuery, RegistryError, ServiceName, config, instances,
+    refusal::refusal, transport::Answer,
 };
 
 /// What no message may show.
@@ -55,11 +53,12 @@ pub fn answer(data: &[u8]) {
         }
     }
     let mut index = BlockingIndex::from(u64::from(high));
-    index.answered(number(&headers, HEADERS[0]));
-    assert_ne!(index.get(), Some(0));
-    let _ = HEADERS.map(|name| flag(&headers, name));
     let status = u16::from_be_bytes([high, low]) % 1000;
-    let error = refusal(&Answer { status, headers, body: body.to_vec() }, Some("dc2"), str::to_owned);
+    let answer = Answer { status, headers, body: body.to_vec() };
+    index.answered(answer.number(HEADERS[0]));
+    assert_ne!(index.get(), Some(0));
+    let _ = HEADERS.map(|name| answer.flag(name));
+    let error = refusal(&answer, Some("dc2"), str::to_owned);
     let line = error.to_string();
     assert!(line.chars().count() < 400 && !line.contains('\n'), "{line}");
     assert!(error.retry_after().is_none() || matches!(error, RegistryError::RateLimited { .. }));

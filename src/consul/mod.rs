@@ -24,6 +24,7 @@
 //! ```
 
 mod access;
+mod agents;
 mod answer;
 mod client;
 mod config;
@@ -34,7 +35,9 @@ pub mod fuzz;
 mod index;
 mod instances;
 mod name;
+mod pool;
 mod query;
+mod refusal;
 mod registration;
 mod token;
 mod transport;

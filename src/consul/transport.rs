@@ -128,6 +128,20 @@ impl Endpoint for Call {
     }
 }
 
+// === impl Answer ===
+
+impl Answer {
+    /// A header that is a number.
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        self.headers.get(name)?.to_str().ok()?.trim().parse().ok()
+    }
+
+    /// A header that is `true` or `false`.
+    pub(super) fn flag(&self, name: &str) -> Option<bool> {
+        self.headers.get(name)?.to_str().ok()?.trim().parse().ok()
+    }
+}
+
 // === impl Credentials ===
 
 impl Credentials {

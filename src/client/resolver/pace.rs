@@ -16,12 +16,14 @@ pub(super) struct Backoff<R> {
     rng: R,
 }
 
-/// A token bucket with a burst of two, as Consul's page on blocking queries
-/// suggests
+/// A token bucket. Of two tokens, as Consul's page on blocking queries suggests
+/// for its questions
 /// (<https://developer.hashicorp.com/consul/api-docs/features/blocking>).
 #[derive(Debug)]
 pub(super) struct Spacing {
     every: Duration,
+    /// What a full bucket holds beyond the first token, in time.
+    spare: Duration,
     /// When the bucket will be full again.
     full_at: Option<Instant>,
 }
@@ -43,21 +45,31 @@ impl<R: Rng> Backoff<R> {
     pub(super) fn reset(&mut self) {
         self.failures = 0;
     }
+
+    /// A random number from 0 to below 1, from the same source as the delays.
+    pub(super) fn random(&mut self) -> f64 {
+        self.rng.next_f64()
+    }
 }
 
 // === impl Spacing ===
 
 impl Spacing {
     pub(super) fn new(every: Duration) -> Self {
-        Self { every, full_at: None }
+        Self::with_burst(every, 2)
+    }
+
+    /// `burst` at once, and then one in each `every`.
+    pub(super) fn with_burst(every: Duration, burst: u32) -> Self {
+        Self { every, spare: every * burst.saturating_sub(1), full_at: None }
     }
 
     /// Takes a token: when its question may be asked.
     pub(super) fn take(&mut self, now: Instant) -> Instant {
         let full_at = self.full_at.map_or(now, |it| it.max(now));
         self.full_at = Some(full_at + self.every);
-        // One token is there while no more than one is owed.
-        full_at.checked_sub(self.every).map_or(now, |it| it.max(now))
+        // A token is there while no more than the spare ones are owed.
+        full_at.checked_sub(self.spare).map_or(now, |it| it.max(now))
     }
 }
 

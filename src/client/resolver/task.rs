@@ -18,6 +18,7 @@ use super::{
     episodes::Episodes,
     order::{Asked, Order},
     pace::{Backoff, Spacing},
+    turns::Turn,
 };
 use crate::{
     client::registry::{self, Asking, Listing, Registry},
@@ -42,7 +43,10 @@ pub(super) struct Task<R> {
     published: watch::Sender<Resolved>,
     index: BlockingIndex,
     order: Order,
+    turn: Turn,
     spacing: Spacing,
+    /// When the spacing lets the next question go.
+    free_at: Instant,
     backoff: Backoff<R>,
     /// Until then the registry wants to be left alone.
     quiet_until: Option<Instant>,
@@ -64,6 +68,13 @@ struct Question {
 struct Waited {
     took: Duration,
     at_least: Duration,
+}
+
+/// What an answer means.
+struct Heard {
+    next: Next,
+    /// The list is another one than before.
+    changed: bool,
 }
 
 /// What an answer means for the blocking question.
@@ -94,7 +105,9 @@ impl<R: Rng> Task<R> {
             published,
             index: BlockingIndex::NONE,
             order: Order::default(),
+            turn: settings.turns.join(),
             spacing: Spacing::new(settings.spacing),
+            free_at: Instant::now(),
             backoff: Backoff::new(settings.backoff_min, settings.backoff_max, rng),
             quiet_until: None,
             episodes: Episodes::default(),
@@ -107,7 +120,7 @@ impl<R: Rng> Task<R> {
     pub(super) async fn run(mut self) {
         // Either a blocking question is under way, or one is due.
         let mut blocking = None;
-        let mut due = Instant::now();
+        let mut due = self.turn.begin(Instant::now());
         let mut refresh: Option<Question> = None;
         let mut waiting: Vec<Reply> = Vec::new();
         loop {
@@ -120,7 +133,7 @@ impl<R: Rng> Task<R> {
                     }
                     waiting.push(reply);
                     if refresh.is_none() {
-                        refresh = Some(self.question(BlockingIndex::NONE));
+                        refresh = Some(self.question(BlockingIndex::NONE, self.wait));
                     }
                 }
                 (asked, _, outcome) = ended(&mut refresh) => {
@@ -128,9 +141,10 @@ impl<R: Rng> Task<R> {
                         Ok(listing) => {
                             let was_failing = self.published.borrow().error.is_some();
                             // The registry is there: no reason to go on waiting for it.
-                            if self.answered(asked, None, &listing.answer) == Next::Restart || was_failing {
+                            let heard = self.answered(asked, None, &listing.answer);
+                            if heard.next == Next::Restart || was_failing {
                                 blocking = None;
-                                due = self.due_after(&listing);
+                                due = self.free_after(&listing);
                             }
                             let resolved = self.published.borrow().clone();
                             reply_all(&mut waiting, &Ok(resolved));
@@ -146,22 +160,24 @@ impl<R: Rng> Task<R> {
                 (asked, waited, outcome) = ended(&mut blocking) => {
                     due = match outcome {
                         Ok(listing) => {
-                            self.answered(asked, waited, &listing.answer);
-                            self.due_after(&listing)
+                            let changed = self.answered(asked, waited, &listing.answer).changed;
+                            self.due_after(&listing, changed)
                         }
                         Err(error) => self.failed(&error),
                     };
                 }
+                () = self.turn.granted() => due = due.min(self.free_at),
                 () = sleep_until(due), if blocking.is_none() => {
-                    blocking = Some(self.question(self.index));
+                    let (after, wait) = self.turn.question(self.index, self.wait);
+                    blocking = Some(self.question(after, wait));
                 }
             }
         }
     }
 
-    fn question(&mut self, after: BlockingIndex) -> Question {
+    fn question(&mut self, after: BlockingIndex, wait: Duration) -> Question {
         let behind = self.published.borrow().doubt.is_some_and(RegistryDoubt::is_behind);
-        let wait = if behind { self.wait.min(DOUBTFUL) } else { self.wait };
+        let wait = if behind { wait.min(DOUBTFUL) } else { wait };
         let blocking = after.get().map(|_| (Instant::now(), wait));
         let begins = self.order.is_new();
         let (service, seen) = (self.service.clone(), after.get());
@@ -169,11 +185,23 @@ impl<R: Rng> Task<R> {
         Question { asked: self.order.ask(), blocking, answer }
     }
 
-    /// When to ask again after a good answer.
-    fn due_after(&mut self, listing: &Listing) -> Instant {
+    /// The earliest time to ask again after a good answer.
+    fn free_after(&mut self, listing: &Listing) -> Instant {
         let now = Instant::now();
         let again_in = if self.stir.is_idle() { listing.again_in.max(DOUBTFUL) } else { listing.again_in };
-        self.spacing.take(now).max(now + again_in)
+        self.free_at = self.spacing.take(now).max(now + again_in);
+        self.free_at
+    }
+
+    /// When to ask after an answer to the blocking question: soon with a seat, or
+    /// where there is nothing to wait beyond; later where others have the seats.
+    fn due_after(&mut self, listing: &Listing, changed: bool) -> Instant {
+        let free_at = self.free_after(listing);
+        self.turn.answered(changed);
+        if self.index.get().is_none() || self.turn.sit() {
+            return free_at;
+        }
+        free_at.max(Instant::now() + self.turn.read_again_in(self.backoff.random()))
     }
 
     fn quiet_for(&self) -> Option<Duration> {
@@ -183,7 +211,7 @@ impl<R: Rng> Task<R> {
 
     /// Takes a good answer, unless it has been overtaken. It was `waited` for, where
     /// it was to bring news.
-    fn answered(&mut self, asked: Asked, waited: Option<Waited>, answer: &HealthAnswer) -> Next {
+    fn answered(&mut self, asked: Asked, waited: Option<Waited>, answer: &HealthAnswer) -> Heard {
         let now = Instant::now();
         self.backoff.reset();
         self.quiet_until = None;
@@ -197,20 +225,25 @@ impl<R: Rng> Task<R> {
         self.episodes.answered(answer, doubt, failing_since.map(|since| now - since));
         let taken = self.order.takes(asked, answer.index);
         let without = self.without;
-        self.published.send_if_modified(|resolved| resolved.answered(answer, doubt, taken, now, without));
+        let mut changed = false;
+        self.published.send_if_modified(|resolved| {
+            let confirmed = resolved.came(answer, doubt, now);
+            changed = taken && resolved.take(answer, now, without);
+            confirmed || changed
+        });
         if self.without.index_reset {
             if news {
                 self.index.answered(answer.index);
             }
-            return Next::Stay;
+            return Heard { next: Next::Stay, changed };
         }
         if !taken {
             // What is newer came from a question that was asked later; asking at once
             // tells whether the index has fallen since.
             self.index.reset();
-            return Next::Restart;
+            return Heard { next: Next::Restart, changed };
         }
-        match self.index.answered(answer.index) {
+        let next = match self.index.answered(answer.index) {
             IndexStep::Reset => Next::Restart,
             // A query that ends early and without news has been given up by a
             // restored snapshot, whose index is lower: waiting beyond the old one
@@ -220,7 +253,8 @@ impl<R: Rng> Task<R> {
                 Next::Restart
             }
             IndexStep::Advanced | IndexStep::Same => Next::Stay,
-        }
+        };
+        Heard { next, changed }
     }
 
     /// Notes a failure: when to ask again.
@@ -229,6 +263,7 @@ impl<R: Rng> Task<R> {
         if !self.without.index_reset {
             self.index.reset();
         }
+        self.turn.leave();
         self.episodes.failed(error);
         let without = self.without;
         self.published.send_if_modified(|resolved| resolved.failed(error, now, without));
@@ -245,16 +280,9 @@ impl<R: Rng> Task<R> {
 // === impl Resolved ===
 
 impl Resolved {
-    /// Takes a good answer, or of one that was overtaken only that it came. True
-    /// where that is news.
-    fn answered(
-        &mut self,
-        answer: &HealthAnswer,
-        doubt: Option<RegistryDoubt>,
-        taken: bool,
-        now: Instant,
-        without: Without,
-    ) -> bool {
+    /// Notes that a good answer came, from where, and how far it can be trusted.
+    /// True where that is news.
+    fn came(&mut self, answer: &HealthAnswer, doubt: Option<RegistryDoubt>, now: Instant) -> bool {
         self.answers += 1;
         self.answered_at = Some(now);
         if let Some(RegistryDoubt::Behind { last_contact }) = doubt {
@@ -265,9 +293,17 @@ impl Resolved {
         }
         let other_doubt = std::mem::replace(&mut self.doubt, doubt) != doubt;
         let back = self.error.take().is_some();
-        if !taken {
-            return back || other_doubt;
+        // Other registries have none.
+        let agent = Some(&answer.agent).filter(|it| !it.is_empty());
+        let other_agent = self.agent.as_ref() != agent;
+        if other_agent {
+            self.agent = agent.cloned();
         }
+        back || other_doubt || other_agent
+    }
+
+    /// Takes over what a good answer says. True where that is news.
+    fn take(&mut self, answer: &HealthAnswer, now: Instant, without: Without) -> bool {
         let empty = answer.snapshot.instances.is_empty();
         let denied = std::mem::replace(&mut self.denied, answer.denied) != self.denied;
         // A list that the token may not read is not empty, it is unknown.
@@ -288,11 +324,7 @@ impl Resolved {
             }
             other
         };
-        back || other_doubt
-            || denied
-            || hidden != hidden_since.is_some()
-            || was_empty != empty_since.is_some()
-            || other
+        denied || hidden != hidden_since.is_some() || was_empty != empty_since.is_some() || other
     }
 
     /// Notes a failure. True where it is another one than before.

@@ -353,6 +353,7 @@ impl Worker {
                 status.stale_since =
                     [source.last.failing_since, source.last.hidden_since].into_iter().flatten().min();
                 status.denied = source.last.denied;
+                status.agent.clone_from(&source.last.agent);
                 status.registry_error = source.last.error.as_ref().map(|error| source.trouble(error));
                 status.doubt = source.last.doubt;
                 status

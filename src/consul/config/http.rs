@@ -15,6 +15,10 @@ use super::{ConfigError, ConsulConfig, Given};
 /// A token is a few dozen bytes; a file of more than this holds something else.
 const LONGEST_TOKEN: u64 = 8 << 10;
 
+/// How many connections are kept for later. Our choice: enough for most of the
+/// questions that one change of a node wakes.
+const MOST_IDLE: usize = 32;
+
 /// A client with the settings' time-outs and TLS. It uses no proxy: one that is
 /// named in the environment for other ends must not come between a program and
 /// the agent on its own host. It follows no redirect: the token would go along.
@@ -39,6 +43,8 @@ pub(in crate::consul) fn http_client(config: &ConsulConfig) -> Result<reqwest::C
         // Below what proxies before an agent usually keep an idle connection for, so
         // that none is used just as it is being closed.
         .pool_idle_timeout(Duration::from_secs(30))
+        // They count among the connections that an agent takes from one address.
+        .pool_max_idle_per_host(MOST_IDLE)
         // A request on HTTP/2 that gets no answer would keep its dead connection in
         // use for the next one; on HTTP/1 giving up closes it.
         .http1_only()

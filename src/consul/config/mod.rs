@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use super::agents::MOST_AGENTS;
 pub(super) use address::Address;
 pub use error::ConfigError;
 pub(super) use http::{authorization, http_client, token, token_in};
@@ -33,6 +34,7 @@ pub(super) use http::{authorization, http_client, token, token_in};
 #[must_use]
 pub struct ConsulConfig {
     pub(super) address: Address,
+    pub(super) more_agents: Vec<Address>,
     pub(super) token: Option<Given<String>>,
     pub(super) token_file: Option<Given<PathBuf>>,
     pub(super) auth: Option<Given<String>>,
@@ -101,6 +103,38 @@ impl ConsulConfig {
     /// As [`from_env`](Self::from_env).
     pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
         environment::read(lookup)
+    }
+
+    /// Further agents of the same datacenter, in the order of preference, for when
+    /// the first is gone, stands still or is cut off from its servers; 15 at most.
+    /// The form of an address is that for [`new`](Self::new). Called again, it adds
+    /// to them. Default: none.
+    ///
+    /// A read that one agent fails is put to the next at once, without an index, and
+    /// an agent that failed rests: for a random part of 1 s, then of 2 s and so on up
+    /// to 30 s. Then one read tries it, and when that is answered the others follow,
+    /// each when its own long poll ends. Each agent may take as long as
+    /// [`request_timeout`](Self::request_timeout) says. Registering and passing
+    /// checks concern the first agent alone.
+    ///
+    /// # Errors
+    /// Where an address cannot be used, or there are too many.
+    pub fn more_agents<S: AsRef<str>>(
+        mut self,
+        addresses: impl IntoIterator<Item = S>,
+    ) -> Result<Self, ConfigError> {
+        for address in addresses {
+            let address = address.as_ref();
+            let agent = Address::parse("more_agents", address)?;
+            if agent != self.address && !self.more_agents.contains(&agent) {
+                self.more_agents.push(agent);
+            }
+            if self.more_agents.len() >= MOST_AGENTS {
+                let problem = format!("there may be {MOST_AGENTS} agents in all");
+                return Err(ConfigError::new("more_agents", address, problem));
+            }
+        }
+        Ok(self)
     }
 
     /// The ACL token sent with every request. Default: none.
@@ -184,6 +218,7 @@ impl ConsulConfig {
     fn at(address: Address) -> Self {
         Self {
             address,
+            more_agents: Vec::new(),
             token: None,
             token_file: None,
             auth: None,
@@ -208,6 +243,7 @@ impl fmt::Debug for ConsulConfig {
         }
         f.debug_struct("ConsulConfig")
             .field("address", &self.address.url())
+            .field("more_agents", &self.more_agents.iter().map(Address::url).collect::<Vec<_>>())
             .field("token", &self.token.as_ref().map(|_| "(hidden)"))
             .field("token_file", &path(&self.token_file))
             .field("basic_auth", &self.auth.as_ref().map(|_| "(hidden)"))

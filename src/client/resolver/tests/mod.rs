@@ -2,6 +2,7 @@
 
 #[cfg(feature = "testkit")]
 mod live;
+mod many;
 mod polled;
 
 use std::io;
@@ -93,6 +94,7 @@ fn answer(index: u64, names: &[&str]) -> HealthAnswer {
     let instances = names.iter().map(|name| Arc::new(Instance::new(*name, name, 80, "dc1"))).collect();
     HealthAnswer {
         snapshot: Snapshot { instances },
+        agent: "http://127.0.0.1:8500".into(),
         index: Some(index),
         known_leader: Some(true),
         last_contact: Some(Duration::ZERO),

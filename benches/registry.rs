@@ -1,0 +1,280 @@
+//! What many services cost at a real Consul, and how soon a change is known.
+//!
+//! `cargo bench --bench registry`; a Consul is taken from `CONSUL_BIN` or the PATH.
+//! Each number of services has a process of its own, so that memory and CPU are
+//! its alone. It ends by itself.
+
+#![allow(clippy::unwrap_used, reason = "a measurement may fail")]
+
+use std::{env, fs, process::Stdio, time::Duration};
+
+use futures_util::future::join_all;
+use serde_json::json;
+use tokio::{
+    net::TcpListener,
+    process::Command,
+    time::{Instant, sleep, timeout},
+};
+use tonic::transport::server::TcpIncoming;
+use tonic_failover::{
+    client::{ConsulService, GrpcClient, ServiceOptions},
+    consul::ConsulConfig,
+    testkit::{ConsulProcess, Registry},
+};
+
+const STAGES: [usize; 4] = [1, 64, 200, 1000];
+const INSTANCES: usize = 10;
+/// A stage as this process is to run it: Consul's address and the number of services.
+const STAGE: &str = "REGISTRY_BENCH_STAGE";
+const LIMIT: Duration = Duration::from_secs(175);
+const IDLE: Duration = Duration::from_secs(5);
+const ROUNDS: usize = 20;
+/// Longer than two of the steps in which churn is followed.
+const BETWEEN: Duration = Duration::from_millis(600);
+/// How many services without a long poll are changed.
+const UNWATCHED: usize = 16;
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+#[tokio::main]
+async fn main() -> Outcome {
+    if let Ok(stage) = env::var(STAGE) {
+        let (url, services) = stage.split_once(' ').ok_or("no stage")?;
+        return measure(url, services.parse()?).await;
+    }
+    let Some(bin) = ConsulProcess::find() else {
+        println!("SKIPPED: no consul found; install it or set CONSUL_BIN");
+        return Ok(());
+    };
+    timeout(LIMIT, all(bin)).await.map_err(|_| "it took too long")?
+}
+
+/// Starts Consul and the backends, and each stage in turn.
+async fn all(bin: std::path::PathBuf) -> Outcome {
+    let consul = ConsulProcess::builder(bin).start().await?;
+    let mut ports = Vec::new();
+    for _ in 0..INSTANCES {
+        ports.push(backend().await?);
+    }
+    let begun = Instant::now();
+    populate(consul.registry(), &ports).await?;
+    println!(
+        "{} services x {INSTANCES} instances registered in {:.1} s; {} profile",
+        STAGES[3],
+        begun.elapsed().as_secs_f64(),
+        if cfg!(debug_assertions) { "dev" } else { "optimised" }
+    );
+    println!(
+        "services | ready, s | connections to Consul: most, idle | KiB a service | CPU idle, % of a core \
+         (Consul's) | change -> bare query, ms: median, p99 | -> binding, ms: median, p99 | ratio | \
+         difference, ms: median, p99 | change without a long poll, s: median, max"
+    );
+    for services in STAGES {
+        let pid = consul.pid().unwrap_or_default();
+        let mut stage = Command::new(env::current_exe()?);
+        stage
+            .env(STAGE, format!("{} {services}", consul.url()))
+            .env("REGISTRY_BENCH_CONSUL", pid.to_string());
+        let status = stage.stdin(Stdio::null()).kill_on_drop(true).spawn()?.wait().await?;
+        if !status.success() {
+            return Err("a stage has failed".into());
+        }
+    }
+    Ok(())
+}
+
+/// One instance that answers health checks, at the port returned.
+async fn backend() -> Result<u16, std::io::Error> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let port = listener.local_addr()?.port();
+    let (_, health) = tonic_health::server::health_reporter();
+    let server = tonic::transport::Server::builder().add_service(health);
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    Ok(port)
+}
+
+fn id(service: usize, instance: usize) -> String {
+    format!("s-{service}-{instance}")
+}
+
+fn record(service: usize, instance: usize, port: u16) -> serde_json::Value {
+    json!({"ID": id(service, instance), "Service": format!("s-{service}"), "Address": "127.0.0.1", "Port": port})
+}
+
+async fn put(registry: &Registry, path: &str, body: &serde_json::Value) -> Outcome {
+    let answer = registry.put(path, body.to_string()).await?;
+    if answer.status.is_success() { Ok(()) } else { Err(answer.text().into()) }
+}
+
+/// Puts everything into the catalog, on nodes without an agent.
+async fn populate(registry: &Registry, ports: &[u16]) -> Outcome {
+    for instance in 0..INSTANCES {
+        let node = json!({"Node": format!("n-{instance}"), "Address": "127.0.0.1"});
+        put(registry, "/v1/catalog/register", &node).await?;
+    }
+    let mut all = Vec::new();
+    for service in 0..STAGES[3] {
+        for (instance, port) in ports.iter().enumerate() {
+            let node = format!("n-{instance}");
+            let service = record(service, instance, *port);
+            all.push(json!({"Service": {"Verb": "set", "Node": node, "Service": service}}));
+        }
+    }
+    // A transaction takes 64 operations.
+    for some in all.chunks(64) {
+        put(registry, "/v1/txn", &some.into()).await?;
+    }
+    Ok(())
+}
+
+// === one stage ===
+
+async fn measure(url: &str, services: usize) -> Outcome {
+    let (registry, port) = (Registry::new(url), url.rsplit(':').next().ok_or("no port")?.parse()?);
+    let before = memory();
+    let builder = ConsulService::builder(ConsulConfig::new(url)?);
+    let options = |service| ServiceOptions::new(format!("s-{service}"));
+    let consul = (0..services).fold(builder, |all, service| all.service(options(service))).build()?;
+    let begun = Instant::now();
+    let clients: Vec<_> =
+        (0..services).map(|service| consul.grpc_client(&format!("s-{service}"))).collect::<Result<_, _>>()?;
+    let mut most = 0;
+    while !clients.iter().all(|it| it.status().is_ready()) {
+        most = most.max(connections(port));
+        sleep(Duration::from_millis(10)).await;
+    }
+    let ready = begun.elapsed();
+    // The reads that follow upon the first ones, and the spare connections.
+    sleep(Duration::from_secs(2)).await;
+    let memory = memory().saturating_sub(before) / services;
+    let its = env::var("REGISTRY_BENCH_CONSUL")?;
+    let cpu = [cpu("self"), cpu(&its)];
+    sleep(IDLE).await;
+    let cpu =
+        [self::cpu("self") - cpu[0], self::cpu(&its) - cpu[1]].map(|it| 100.0 * it / IDLE.as_secs_f64());
+    let idle = connections(port);
+    most = most.max(idle);
+    let times = changes(&registry, &clients[0]).await?;
+    let [bare, bound, difference] = [0, 1, 2].map(|which| {
+        let mut all: Vec<f64> = times.iter().map(|it| it[which]).collect();
+        all.sort_by(f64::total_cmp);
+        (all[all.len() / 2], all[(all.len() * 99).div_ceil(100) - 1])
+    });
+    let without = unwatched(&registry, &clients).await?;
+    println!(
+        "{services} | {:.2} | {most}, {idle} | {memory} | {:.1} ({:.1}) | {:.2}, {:.2} | {:.2}, {:.2} | {:.2} | \
+         {:.2}, {:.2} | {without}",
+        ready.as_secs_f64(),
+        cpu[0],
+        cpu[1],
+        bare.0,
+        bare.1,
+        bound.0,
+        bound.1,
+        bound.0 / bare.0,
+        difference.0,
+        difference.1,
+    );
+    Ok(())
+}
+
+/// Takes the bound instance out again and again: how long until a bare blocking
+/// query has the news, until the service is bound elsewhere, and how much later
+/// that is, in ms.
+async fn changes(
+    registry: &Registry,
+    client: &GrpcClient,
+) -> Result<Vec<[f64; 3]>, Box<dyn std::error::Error>> {
+    let (mut times, mut bindings) = (Vec::new(), client.subscribe());
+    // The first change may find it without a long poll; then it keeps one.
+    for round in 0..=ROUNDS {
+        until(client, |status| status.datacenters[0].known == INSTANCES && status.datacenters[0].ready > 1)
+            .await;
+        sleep(BETWEEN).await;
+        let bound = bindings.borrow_and_update().instance().ok_or("nothing is bound")?.clone();
+        let instance: usize = bound.name.rsplit('-').next().ok_or("no name")?.parse()?;
+        let path = "/v1/health/service/s-0?passing&stale";
+        let index = registry.get(path).await?.headers["x-consul-index"].to_str()?.to_owned();
+        let waits = tokio::spawn({
+            let (registry, path) = (registry.clone(), format!("{path}&index={index}&wait=60s"));
+            async move {
+                let answer = registry.get_within(&path, Duration::from_secs(70)).await;
+                (Instant::now(), answer.is_ok())
+            }
+        });
+        // It is on its way, and then it waits.
+        sleep(Duration::from_millis(30)).await;
+        let out = json!({"Node": format!("n-{instance}"), "ServiceID": id(0, instance)}).to_string();
+        let begun = Instant::now();
+        let binding = async {
+            bindings.wait_for(|it| it.instance().is_some_and(|it| it.name != bound.name)).await.map(drop)?;
+            Ok::<_, tokio::sync::watch::error::RecvError>(Instant::now())
+        };
+        let (done, bound_at, woken) =
+            tokio::join!(registry.put("/v1/catalog/deregister", out), binding, waits);
+        done?;
+        let (woken_at, _) = woken?;
+        let [woken, rebound] = [woken_at, bound_at?].map(|it| (it - begun).as_secs_f64() * 1e3);
+        if round > 0 {
+            times.push([woken, rebound, rebound - woken]);
+        }
+        let back = json!({"Node": format!("n-{instance}"), "Address": "127.0.0.1", "SkipNodeUpdate": true,
+            "Service": record(0, instance, bound.id.authority().rsplit(':').next().ok_or("no port")?.parse()?)});
+        put(registry, "/v1/catalog/register", &back).await?;
+    }
+    Ok(times)
+}
+
+/// Changes the last services, which had no change: how long until that is known.
+async fn unwatched(
+    registry: &Registry,
+    clients: &[GrpcClient],
+) -> Result<String, Box<dyn std::error::Error>> {
+    if clients.len() <= 64 {
+        return Ok("-".to_owned());
+    }
+    let changed = (clients.len() - UNWATCHED..clients.len()).map(|service| async move {
+        let out = json!({"Node": "n-0", "ServiceID": id(service, 0)});
+        put(registry, "/v1/catalog/deregister", &out).await.ok()?;
+        let begun = Instant::now();
+        until(&clients[service], |status| status.datacenters[0].known == INSTANCES - 1).await;
+        Some(begun.elapsed().as_secs_f64())
+    });
+    let mut times = join_all(changed).await.into_iter().collect::<Option<Vec<_>>>().ok_or("not changed")?;
+    times.sort_by(f64::total_cmp);
+    Ok(format!("{:.1}, {:.1}", times[times.len() / 2], times[times.len() - 1]))
+}
+
+async fn until(client: &GrpcClient, met: impl Fn(&tonic_failover::client::ServiceStatus) -> bool) {
+    while !met(&client.status()) {
+        sleep(Duration::from_millis(2)).await;
+    }
+}
+
+// === what the system says of this process ===
+
+/// Open connections to a port of this host.
+fn connections(port: u16) -> usize {
+    let table = fs::read_to_string("/proc/self/net/tcp").unwrap_or_default();
+    let fields = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    // Remote address, which is 127.0.0.1, and state; 01 is ESTABLISHED.
+    let address = format!("0100007F:{port:04X}");
+    fields.filter(|it| it[2] == address && it[3] == "01").count()
+}
+
+/// The memory in use, in KiB.
+fn memory() -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.trim().trim_end_matches("kB").trim().parse().unwrap_or_default()
+}
+
+/// CPU time used up to now, in seconds.
+fn cpu(process: &str) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // After the name, which is in parentheses: user and system time are fields 14 and 15, in
+    // units of 10 ms on every Linux (proc(5)).
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|it| it.parse::<f64>().ok()).unwrap_or_default();
+    (ticks(11) + ticks(12)) / 100.0
+}

@@ -1,0 +1,278 @@
+//! Who may wait for news at the registry, where there are more services than
+//! long polls.
+//!
+//! The rule: a service waits for news while it has a seat, and without one reads
+//! from time to time. A seat is had for one question. Where that ended with a
+//! change the service keeps its seat, because where something has just changed
+//! the next change is near; otherwise it goes to whoever has queued longest. While
+//! anybody queues, no question waits longer than the time between two reads, so
+//! seats go round. Where there are seats for all, nothing of this shows.
+
+use std::{
+    fmt,
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
+
+use super::pace::Spacing;
+use crate::consul::BlockingIndex;
+
+/// How many services begin at once, and how far apart the others. Our choice: a
+/// thousand have begun after two seconds.
+const BEGIN_AT_ONCE: u32 = 32;
+const BEGIN_EVERY: Duration = Duration::from_millis(2);
+
+/// The seats that all resolvers of one `ConsulService` share.
+#[derive(Clone)]
+pub(crate) struct Turns {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    rule: Rule,
+    // Gives seats in the order of asking.
+    seats: Arc<Semaphore>,
+    queued: AtomicUsize,
+    starts: Mutex<Spacing>,
+}
+
+/// The decisions, without time, chance or others.
+#[derive(Clone, Copy, Debug)]
+struct Rule {
+    seats: usize,
+    read_every: Duration,
+}
+
+/// One resolver's part in it.
+pub(super) struct Turn {
+    shared: Arc<Shared>,
+    seat: Seat,
+}
+
+enum Seat {
+    Without,
+    Queued { granted: BoxFuture<'static, OwnedSemaphorePermit>, _counted: Queued },
+    Held { _seat: OwnedSemaphorePermit },
+}
+
+/// Counts one who queues while it lives.
+struct Queued(Arc<Shared>);
+
+// === impl Rule ===
+
+impl Rule {
+    /// How long a question with a seat waits for news.
+    fn wait(self, wait: Duration, others_queue: bool) -> Duration {
+        if others_queue { wait.min(self.read_every) } else { wait }
+    }
+
+    /// Whether a seat is kept for the next question.
+    fn keeps(self, changed: bool, others_queue: bool) -> bool {
+        changed || !others_queue
+    }
+
+    /// How long after its last answer a service without a seat reads again: up to
+    /// a quarter less than the time between reads, so that many do not stay in step.
+    fn read_again_in(self, random: f64) -> Duration {
+        self.read_every.mul_f64(1.0 - random / 4.0)
+    }
+}
+
+// === impl Turns ===
+
+impl Turns {
+    /// `seats` long polls; a read at least every `read_every` without one.
+    pub(crate) fn new(seats: usize, read_every: Duration) -> Self {
+        let rule = Rule { seats: seats.clamp(1, Semaphore::MAX_PERMITS), read_every };
+        Self {
+            shared: Arc::new(Shared {
+                rule,
+                seats: Arc::new(Semaphore::new(rule.seats)),
+                queued: AtomicUsize::new(0),
+                starts: Mutex::new(Spacing::with_burst(BEGIN_EVERY, BEGIN_AT_ONCE)),
+            }),
+        }
+    }
+
+    /// A seat for everybody: only Consul's long polls are known to be dear.
+    pub(crate) fn for_all() -> Self {
+        Self::new(Semaphore::MAX_PERMITS, Duration::from_secs(10))
+    }
+
+    pub(super) fn join(&self) -> Turn {
+        Turn { shared: Arc::clone(&self.shared), seat: Seat::Without }
+    }
+}
+
+impl fmt::Debug for Turns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.shared.rule, f)
+    }
+}
+
+impl Shared {
+    fn others_queue(&self) -> bool {
+        self.queued.load(Ordering::Relaxed) > 0
+    }
+}
+
+// === impl Turn ===
+
+impl Turn {
+    /// When the first question is to be asked: many that begin together are spread.
+    pub(super) fn begin(&self, now: Instant) -> Instant {
+        self.shared.starts.lock().take(now)
+    }
+
+    /// The question to ask next, if it is to go beyond `after`: one that waits needs
+    /// a seat, and without one it is a read.
+    pub(super) fn question(&mut self, after: BlockingIndex, wait: Duration) -> (BlockingIndex, Duration) {
+        let waits = after.get().is_some() && self.sit();
+        let after = if waits { after } else { BlockingIndex::NONE };
+        (after, self.shared.rule.wait(wait, self.shared.others_queue()))
+    }
+
+    /// Takes a seat, or queues for one. True where it has one now.
+    pub(super) fn sit(&mut self) -> bool {
+        if let Seat::Without = self.seat {
+            let seats = Arc::clone(&self.shared.seats);
+            self.seat = match Arc::clone(&seats).try_acquire_owned() {
+                Ok(seat) => Seat::Held { _seat: seat },
+                Err(_) => Seat::Queued {
+                    granted: Box::pin(async move {
+                        seats.acquire_owned().await.expect("the seats are never closed")
+                    }),
+                    _counted: Queued::new(&self.shared),
+                },
+            };
+        }
+        matches!(self.seat, Seat::Held { .. })
+    }
+
+    /// Waits until a seat that was queued for is there; for ever where none was.
+    /// Cancel safe.
+    pub(super) async fn granted(&mut self) {
+        match &mut self.seat {
+            Seat::Queued { granted, .. } => {
+                let seat = granted.await;
+                self.seat = Seat::Held { _seat: seat };
+            }
+            Seat::Without | Seat::Held { .. } => pending().await,
+        }
+    }
+
+    /// A question was answered: who has a seat may have to hand it on.
+    pub(super) fn answered(&mut self, changed: bool) {
+        if let Seat::Held { .. } = self.seat
+            && !self.shared.rule.keeps(changed, self.shared.others_queue())
+        {
+            self.seat = Seat::Without;
+        }
+    }
+
+    /// A question has failed: what comes next does not wait.
+    pub(super) fn leave(&mut self) {
+        self.seat = Seat::Without;
+    }
+
+    /// How long after an answer to read again, without a seat.
+    pub(super) fn read_again_in(&self, random: f64) -> Duration {
+        self.shared.rule.read_again_in(random)
+    }
+}
+
+// === impl Queued ===
+
+impl Queued {
+    fn new(shared: &Arc<Shared>) -> Self {
+        shared.queued.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.0.queued.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULE: Rule = Rule { seats: 2, read_every: Duration::from_secs(10) };
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_question_waits_no_longer_than_between_two_reads_while_others_queue() {
+        assert_eq!(RULE.wait(MINUTE, false), MINUTE);
+        assert_eq!(RULE.wait(MINUTE, true), RULE.read_every);
+        assert_eq!(RULE.wait(Duration::from_secs(1), true), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_seat_is_kept_after_a_change_or_where_nobody_queues() {
+        assert_eq!([true, false].map(|changed| RULE.keeps(changed, true)), [true, false]);
+        assert_eq!([true, false].map(|changed| RULE.keeps(changed, false)), [true, true]);
+    }
+
+    #[test]
+    fn reads_are_never_further_apart_than_asked_for() {
+        let times = [0.0, 0.5, 0.999_999].map(|random| RULE.read_again_in(random));
+        assert_eq!(times[0], RULE.read_every);
+        assert!(times.iter().all(|it| (RULE.read_every.mul_f64(0.75)..=RULE.read_every).contains(it)));
+    }
+
+    #[tokio::test]
+    async fn seats_go_round_in_the_order_of_asking_and_to_nobody_who_has_left() {
+        let turns = Turns::new(1, RULE.read_every);
+        let [mut a, mut b, mut c, mut gone] = [(); 4].map(|()| turns.join());
+        assert!(a.sit() && !b.sit() && !gone.sit() && !c.sit());
+        for queued in [&mut b, &mut gone, &mut c] {
+            assert!(futures_util::poll!(Box::pin(queued.granted())).is_pending());
+        }
+        drop(gone);
+        a.answered(true);
+        assert!(a.sit(), "it has changed");
+        a.answered(false);
+        assert!(!a.sit(), "it goes to the end of the queue");
+        assert!(futures_util::poll!(Box::pin(c.granted())).is_pending());
+        b.granted().await;
+        b.leave();
+        c.granted().await;
+        drop(c);
+        a.granted().await;
+        assert!(!turns.shared.others_queue());
+        a.answered(false);
+        assert!(a.sit(), "nobody else wants it");
+    }
+
+    #[test]
+    fn where_there_is_a_seat_for_everybody_a_thousand_sit() {
+        let turns = Turns::for_all();
+        let mut all: Vec<_> = (0..1000).map(|_| turns.join()).collect();
+        assert!(all.iter_mut().all(Turn::sit));
+    }
+
+    #[test]
+    fn a_thousand_begin_within_two_seconds_and_never_many_at_once() {
+        let (turns, now) = (Turns::new(64, MINUTE), Instant::now());
+        let starts: Vec<_> = (0..1000).map(|_| turns.join().begin(now) - now).collect();
+        assert_eq!(starts[0], Duration::ZERO);
+        assert!(starts[999] < Duration::from_secs(2), "{:?}", starts[999]);
+        for at in &starts {
+            assert!(starts.iter().filter(|it| it == &at).count() <= BEGIN_AT_ONCE as usize);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What all requests of a client share: the agents, which of them to ask, and how
+//! many reads may be under way.
+
+use std::{error::Error, future::Future, sync::Arc, time::Duration};
+
+use consulrs::client::{ConsulClient as Consulrs, ConsulClientSettings};
+use parking_lot::Mutex;
+use rustify::clients::reqwest::Client as HttpClient;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit, watch},
+    time::{Instant, timeout},
+};
+use tower::util::rng::{HasherRng, Rng};
+
+use super::{
+    BlockingIndex, ConsulConfig, RegistryError,
+    agents::{self, Agents, Tried},
+};
+
+/// How many reads that do not wait are under way at once; more queue. Our choice:
+/// an agent answers one within a few milliseconds, so a thousand take a second.
+const READS_AT_ONCE: usize = 16;
+
+pub(super) struct Pool {
+    /// At least one.
+    agents: Vec<Agent>,
+    chosen: Mutex<Chosen>,
+    reads: Semaphore,
+    /// How long a read may queue.
+    patience: Duration,
+}
+
+struct Agent {
+    consulrs: Consulrs,
+    address: Arc<str>,
+    /// Told when the agent is found to fail, to those who wait at it.
+    gone: watch::Sender<()>,
+}
+
+/// Which agent to ask.
+struct Chosen {
+    agents: Agents,
+    rng: HasherRng,
+}
+
+/// One read's way from agent to agent.
+pub(super) struct Search {
+    pub(super) agent: usize,
+    tried: Tried,
+    from_afar: bool,
+}
+
+// === impl Pool ===
+
+impl Pool {
+    pub(super) fn new(config: &ConsulConfig, http: &reqwest::Client) -> Self {
+        let agents: Vec<_> = [&config.address]
+            .into_iter()
+            .chain(&config.more_agents)
+            .map(|address| Agent::new(address.url(), http.clone(), config.tls_verify))
+            .collect();
+        Self {
+            chosen: Mutex::new(Chosen { agents: Agents::new(agents.len()), rng: HasherRng::new() }),
+            agents,
+            reads: Semaphore::new(READS_AT_ONCE),
+            patience: config.request_timeout,
+        }
+    }
+
+    pub(super) fn address(&self, agent: usize) -> &Arc<str> {
+        &self.agents[agent].address
+    }
+
+    pub(super) fn addresses(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.agents.iter().map(|it| &it.address)
+    }
+
+    pub(super) fn http(&self, agent: usize) -> &HttpClient {
+        &self.agents[agent].consulrs.http
+    }
+
+    /// Waits until there is room for one more read. An agent that stands still must
+    /// not keep those who queue for ever: they give up as if they had asked.
+    pub(super) async fn read(&self) -> Result<SemaphorePermit<'_>, RegistryError> {
+        let after = self.patience;
+        let read = timeout(after, self.reads.acquire()).await;
+        let read = read.map_err(|_| RegistryError::TimedOut { after })?;
+        Ok(read.expect("the semaphore is never closed"))
+    }
+
+    /// What to wait beyond at this agent, and how long.
+    pub(super) fn block(
+        &self,
+        agent: usize,
+        after: BlockingIndex,
+        wait: Duration,
+    ) -> (BlockingIndex, Duration) {
+        if self.agents.len() == 1 {
+            return (after, wait);
+        }
+        // So that those who moved to a substitute together do not move back together.
+        let share = if agent == 0 { 0.0 } else { self.chosen.lock().rng.next_f64() / 2.0 };
+        (agents::unmarked(agent, after), wait.mul_f64(1.0 - share))
+    }
+
+    /// The index of an answer, for whoever asked.
+    pub(super) fn index(&self, agent: usize, index: Option<u64>) -> Option<u64> {
+        if self.agents.len() == 1 { index } else { agents::marked(agent, index?) }
+    }
+
+    /// Begins to look for an agent that answers a read.
+    pub(super) fn search(&self, from_afar: bool) -> Search {
+        let tried = Tried::default();
+        let agent = self.chosen.lock().agents.choose(tried, Instant::now());
+        Search { agent: agent.expect("there is an agent, and none has been tried"), tried, from_afar }
+    }
+
+    /// Notes how the agent of `search` did. `None`: another one is to be asked.
+    pub(super) fn judge<T>(
+        &self,
+        search: &mut Search,
+        outcome: Result<T, RegistryError>,
+    ) -> Option<Result<T, RegistryError>> {
+        match outcome {
+            Err(error) if agents::is_at_fault(&error, search.from_afar) => {
+                self.failed(search.agent, &error);
+                search.tried.add(search.agent);
+                match self.chosen.lock().agents.choose(search.tried, Instant::now()) {
+                    Some(next) => search.agent = next,
+                    None => return Some(Err(error)),
+                }
+                None
+            }
+            outcome => {
+                self.chosen.lock().agents.answered(search.agent);
+                Some(outcome)
+            }
+        }
+    }
+
+    fn failed(&self, agent: usize, error: &RegistryError) {
+        let first = {
+            let chosen = &mut *self.chosen.lock();
+            chosen.agents.failed(agent, chosen.rng.next_f64(), Instant::now())
+        };
+        if self.agents.len() > 1 {
+            let Agent { address, gone, .. } = &self.agents[agent];
+            if first {
+                tracing::warn!(%address, %error, "an agent fails; the next one is asked");
+            }
+            // One cut connection says little about the others.
+            if !matches!(error, RegistryError::Reset { .. } | RegistryError::Interrupted { .. }) {
+                gone.send_replace(());
+            }
+        }
+    }
+
+    /// Waits for news at an agent, until another question finds that it fails.
+    pub(super) async fn while_it_is_there<T>(
+        &self,
+        agent: usize,
+        answer: impl Future<Output = Result<T, RegistryError>>,
+    ) -> Result<T, RegistryError> {
+        let mut gone = self.agents[agent].gone.subscribe();
+        tokio::select! {
+            answer = answer => answer,
+            // The sender lives as long as the pool, which this borrows.
+            _ = gone.changed() => {
+                let source: Box<dyn Error + Send + Sync> = "another question found that the agent fails".into();
+                Err(RegistryError::Interrupted { source: source.into() })
+            }
+        }
+    }
+}
+
+// === impl Agent ===
+
+impl Agent {
+    fn new(address: String, http: reqwest::Client, verify: bool) -> Self {
+        // Written out, because its builder reads what is not set from the environment.
+        let settings = ConsulClientSettings {
+            address: address.clone(),
+            ca_certs: Vec::new(),
+            client_cert: None,
+            client_key: None,
+            token: None,
+            verify,
+            version: 1,
+        };
+        Self {
+            consulrs: Consulrs { http: HttpClient::new(&address, http), settings },
+            address: address.into(),
+            gone: watch::Sender::new(()),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Several agents of one datacenter: one dies, and the next is asked.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{SOON, deregister, options, register, until};
+use tokio::time::timeout;
+use tokio_stream::StreamExt;
+use tonic_failover::{
+    client::{ConsulService, FailoverEvent, GrpcClient},
+    consul::{BlockingIndex, ConsulClient, ConsulConfig, HealthQuery, RegistryError},
+    testkit::{Agent, ConsulProcess, Registry},
+};
+
+fn config(first: &str, second: &str) -> ConsulConfig {
+    ConsulConfig::new(first).unwrap().more_agents([second]).unwrap().request_timeout(Duration::from_secs(1))
+}
+
+fn counter(first: &str, second: &str) -> GrpcClient {
+    // Nobody listens at these instances' addresses; the list is the matter here.
+    let options = options().ejection(SOON, SOON);
+    let builder = ConsulService::builder(config(first, second)).wait(Duration::from_secs(2));
+    builder.service(options).build().unwrap().grpc_client("counter").unwrap()
+}
+
+fn agent(client: &GrpcClient) -> Option<String> {
+    client.status().datacenters.first()?.agent.as_deref().map(str::to_owned)
+}
+
+async fn until_answered_by(client: &GrpcClient, url: &str) {
+    until(client, &format!("answered by {url}"), |it| agent(it).as_deref() == Some(url)).await;
+}
+
+async fn until_known(client: &GrpcClient, instances: usize) {
+    until(client, &format!("{instances} known"), |it| {
+        it.status().datacenters.first().is_some_and(|it| it.known == instances)
+    })
+    .await;
+}
+
+/// Two agents that list the same, with indexes far apart.
+async fn fill(first: &Registry, second: &Registry) {
+    for port in 1..=30 {
+        register(first, "other", "other", port).await;
+    }
+    for registry in [first, second] {
+        register(registry, "counter", "a", 1).await;
+    }
+}
+
+#[tokio::test]
+async fn when_an_agent_refuses_hangs_or_is_cut_off_the_next_is_asked_and_nobody_notices() {
+    let (first, second) = (Agent::start("dc1").await.unwrap(), Agent::start("dc1").await.unwrap());
+    fill(first.registry(), second.registry()).await;
+    let client = counter(&first.url(), &second.url());
+    let mut events = client.events();
+    until_answered_by(&client, &first.url()).await;
+    type Fault = fn(&Agent) -> tonic_failover::testkit::Switch;
+    let faults: [Fault; 5] = [
+        |it| it.faults().refuse(),
+        |it| it.faults().drop_connections(),
+        |it| it.faults().hang(),
+        |it| it.faults().status(500, "No known Consul servers"),
+        |it| it.faults().status(503, ""),
+    ];
+    for fault in faults {
+        let fault = fault(&first);
+        until_answered_by(&client, &second.url()).await;
+        // What changes there is seen, although its index is far lower.
+        register(second.registry(), "counter", "b", 2).await;
+        until_known(&client, 2).await;
+        fault.off();
+        until_answered_by(&client, &first.url()).await;
+        until_known(&client, 1).await;
+        deregister(second.registry(), "b").await;
+    }
+    drop(client);
+    while let Some(event) = timeout(SOON, events.next()).await.unwrap() {
+        assert!(!matches!(event, FailoverEvent::RegistryLost { .. }), "{event:?}");
+    }
+}
+
+#[tokio::test]
+async fn when_all_agents_fail_that_is_told_and_the_list_stays() {
+    let (first, second) = (Agent::start("dc1").await.unwrap(), Agent::start("dc1").await.unwrap());
+    fill(first.registry(), second.registry()).await;
+    let client = counter(&first.url(), &second.url());
+    until_known(&client, 1).await;
+    let (one, _other) = (first.faults().refuse(), second.faults().refuse());
+    until(&client, "stale", |it| it.status().datacenters[0].registry_error.is_some()).await;
+    assert_eq!(client.status().datacenters[0].known, 1);
+    one.off();
+    until(&client, "fresh", |it| it.status().datacenters[0].registry_error.is_none()).await;
+    assert_eq!(agent(&client), Some(first.url()));
+}
+
+#[tokio::test]
+async fn a_real_agent_that_is_killed_is_replaced_and_taken_back_when_it_lives_again() {
+    let Some(bin) = common::consul_bin() else { return };
+    let mut first = ConsulProcess::builder(&bin).start().await.unwrap();
+    let second = ConsulProcess::builder(&bin).start().await.unwrap();
+    fill(first.registry(), second.registry()).await;
+    let client = counter(&first.url(), &second.url());
+    until_answered_by(&client, &first.url()).await;
+    first.kill().await.unwrap();
+    until_answered_by(&client, &second.url()).await;
+    register(second.registry(), "counter", "b", 2).await;
+    until_known(&client, 2).await;
+    first.restart().await.unwrap();
+    for (id, port) in [("a", 1), ("b", 2), ("c", 3)] {
+        register(first.registry(), "counter", id, port).await;
+    }
+    until_answered_by(&client, &first.url()).await;
+    until_known(&client, 3).await;
+    // One that stands still is found by whoever asks first, and left by all.
+    first.pause().unwrap();
+    let _ = client.consul_service().update_grpc_client("counter").await;
+    until_answered_by(&client, &second.url()).await;
+    until_known(&client, 2).await;
+    first.resume().unwrap();
+    until_answered_by(&client, &first.url()).await;
+}
+
+#[tokio::test]
+async fn an_index_is_never_used_with_another_agent() {
+    let (first, second) = (Agent::start("dc1").await.unwrap(), Agent::start("dc1").await.unwrap());
+    fill(first.registry(), second.registry()).await;
+    let client = ConsulClient::new(config(&first.url(), &second.url())).unwrap();
+    assert_eq!(client.agents().collect::<Vec<_>>(), [first.url(), second.url()]);
+    let query = HealthQuery::new("counter").unwrap();
+    let answer = client.healthy_instances(&query).await.unwrap();
+    assert_eq!(&*answer.agent, first.url());
+    let (after, wait) = (BlockingIndex::from(answer.index.unwrap()), Duration::from_secs(600));
+    let refused = first.faults().refuse();
+    let asked = client.watch_instances(&query, after, wait);
+    let answer = timeout(SOON, asked).await.expect("it does not wait").unwrap();
+    assert_eq!(&*answer.agent, second.url());
+    let after = BlockingIndex::from(answer.index.unwrap());
+    let change = async {
+        second.wait_for(|it| it.blocked == 1).await.unwrap();
+        register(second.registry(), "counter", "b", 2).await;
+    };
+    let (answer, ()) = tokio::join!(client.watch_instances(&query, after, Duration::from_secs(10)), change);
+    assert_eq!(answer.unwrap().snapshot.instances.len(), 2);
+    refused.off();
+}
+
+#[tokio::test]
+async fn what_no_agent_can_help_is_asked_of_one_alone() {
+    let (first, second) = (Agent::start("dc1").await.unwrap(), Agent::start("dc1").await.unwrap());
+    let client = ConsulClient::new(config(&first.url(), &second.url())).unwrap();
+    first.faults().status(403, "ACL not found");
+    let refused = client.healthy_instances(&HealthQuery::new("counter").unwrap()).await;
+    assert!(matches!(refused, Err(RegistryError::Forbidden { .. })));
+    assert_eq!(second.counters().requests_to("/v1/health"), 0);
+}
+
+#[test]
+fn agents_that_cannot_be_are_refused() {
+    let config = || ConsulConfig::new("127.0.0.1:8500").unwrap();
+    let error = config().more_agents(["localhost"]).unwrap_err();
+    assert!(error.to_string().contains("more_agents"), "{error}");
+    assert!(config().more_agents((1..=20).map(|port| format!("127.0.0.1:{port}"))).is_err());
+    assert!(config().more_agents(["127.0.0.1:8500", "127.0.0.1:8501", "127.0.0.1:8501"]).is_ok());
+}

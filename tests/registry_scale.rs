@@ -1,0 +1,149 @@
+//! Many services and one Consul: its connections are shared out, whatever the number.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod common;
+
+use std::{fs, time::Duration};
+
+use common::{SOON, builder, deregister, register};
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_stream::StreamExt;
+use tonic_failover::{
+    client::{BuildError, ConsulService, FailoverEvent, GrpcClient, ServiceOptions},
+    consul::ConsulConfig,
+    testkit::Agent,
+};
+
+const EVERY: Duration = Duration::from_secs(2);
+
+fn name(at: usize) -> String {
+    format!("s-{at}")
+}
+
+fn service(url: &str, services: usize) -> ConsulService {
+    // Nobody listens where these instances are said to be, and that is not the matter here.
+    let options = |at| ServiceOptions::new(name(at)).ejection(SOON, SOON);
+    (0..services)
+        .fold(builder(url).read_at_least_every(EVERY), |all, at| all.service(options(at)))
+        .build()
+        .unwrap()
+}
+
+/// Waits until each knows `instances` of its service.
+async fn until_known(clients: &[GrpcClient], instances: usize) {
+    let known = async {
+        while !clients
+            .iter()
+            .all(|it| it.status().datacenters.first().is_some_and(|it| it.known == instances))
+        {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(3 * SOON, known).await.expect("all are known");
+}
+
+/// Connections of ours to a port of this host that are open now.
+fn connections(port: u16) -> usize {
+    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let fields = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    // Remote address, which is 127.0.0.1, and state; 01 is ESTABLISHED.
+    let address = format!("0100007F:{port:04X}");
+    fields.filter(|it| it[2] == address && it[3] == "01").count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_hundred_services_hold_sixty_four_long_polls_and_see_every_change() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let consul = service(&agent.url(), 300);
+    let clients: Vec<_> = (0..300).map(|at| consul.grpc_client(&name(at)).unwrap()).collect();
+    agent.wait_for(|it| it.blocked == 64 && it.requests_to("/v1/health") >= 300).await.unwrap();
+    for at in 0..300 {
+        register(agent.registry(), &name(at), &format!("i-{at}"), 1).await;
+    }
+    let begun = Instant::now();
+    until_known(&clients, 1).await;
+    // Everybody also asks afresh, at the same moment.
+    join_all((0..300).map(|at| {
+        let (consul, name) = (consul.clone(), name(at));
+        async move { consul.update_grpc_client(&name).await }
+    }))
+    .await;
+    let seen = agent.counters();
+    println!(
+        "most long polls {}, most connections {}, last change seen after {:.1} s",
+        seen.most_blocked,
+        seen.most_connections,
+        begun.elapsed().as_secs_f64()
+    );
+    assert_eq!(seen.most_blocked, 64);
+    // With the test's own, one by one: 64 that wait, 16 that read, 32 kept for later.
+    assert!(seen.most_connections <= 64 + 16 + 32 + 1, "{seen:?}");
+    consul.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_real_consul_never_sees_its_limit_of_connections() {
+    let Some(agent) = common::consul().await else { return };
+    let port = agent.http_addr().port();
+    for at in 0..250 {
+        register(agent.registry(), &name(at), &format!("i-{at}"), 1).await;
+    }
+    let consul = service(&agent.url(), 250);
+    let clients: Vec<_> = (0..250).map(|at| consul.grpc_client(&name(at)).unwrap()).collect();
+    let mut lost: Vec<_> = clients.iter().map(GrpcClient::events).collect();
+    let watcher = tokio::spawn(async move {
+        let mut most = 0;
+        loop {
+            most = most.max(connections(port));
+            assert!(most < 200, "Consul resets what goes beyond");
+            if most > 0 && connections(port) == 0 {
+                return most;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    });
+    until_known(&clients, 1).await;
+    for _ in 0..3 {
+        let all = (0..250).map(|at| {
+            let (consul, name) = (consul.clone(), name(at));
+            async move { consul.update_grpc_client(&name).await }
+        });
+        join_all(all).await;
+    }
+    for at in 0..250 {
+        register(agent.registry(), &name(at), &format!("j-{at}"), 2).await;
+    }
+    until_known(&clients, 2).await;
+    for at in 0..250 {
+        deregister(agent.registry(), &format!("i-{at}")).await;
+    }
+    until_known(&clients, 1).await;
+    consul.shutdown().await;
+    drop((consul, clients));
+    for events in &mut lost {
+        while let Some(event) = events.next().await {
+            assert!(!matches!(event, FailoverEvent::RegistryLost { .. }), "{event:?}");
+        }
+    }
+    drop(agent);
+    println!("most connections {}", timeout(SOON, watcher).await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn bounds_that_cannot_be_kept_are_refused_by_name() {
+    let builder = || {
+        ConsulService::builder(ConsulConfig::new("127.0.0.1:1").unwrap()).service(ServiceOptions::new("a"))
+    };
+    for polls in [0, 129] {
+        let error = builder().max_long_polls(polls).build().unwrap_err();
+        assert!(matches!(error, BuildError::MaxLongPolls { value } if value == polls));
+        assert!(error.to_string().starts_with(&format!("max_long_polls = {polls} is not usable: 1 to 128")));
+    }
+    for time in [Duration::ZERO, Duration::from_secs(601)] {
+        let error = builder().read_at_least_every(time).build().unwrap_err();
+        assert!(error.to_string().starts_with(&format!("read_at_least_every = {time:?} is not usable")));
+    }
+    assert!(builder().max_long_polls(128).read_at_least_every(Duration::from_secs(1)).build().is_ok());
+}
