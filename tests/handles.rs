@@ -273,7 +273,7 @@ async fn the_status_line_tells_each_state() {
     says("a@dc1 ready, 2 known, 1 ejected").await;
     let fault = agent.faults().status(500, "out of order");
     says("2 known, 1 ejected, dc1 stale for ").await;
-    says("(the registry answered with status 500: out of order)").await;
+    says("(the registry answered with status 500: out of order (asked at http://").await;
     fault.off();
     until(&client, "not stale", |c| !line(c).contains("stale")).await;
     let fault = agent.faults().empty("counter");
