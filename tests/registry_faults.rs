@@ -7,83 +7,18 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Backend, Callers, Method, Tally, bound, builder, consul, deregister, get, record::Record, register,
+    Backend, Callers, Method, bound, builder, consul, deregister, get,
+    record::Record,
+    register,
+    stage::{Stage, first, impatient, print},
     steady, until, until_bound_to,
 };
 use tokio::time::Instant;
 use tonic_failover::{
-    client::{ConsulServiceBuilder, GrpcClient, Policy},
-    consul::{Consistency, ConsulConfig},
-    testkit::{Agent, Check, ConsulProcess, Faults, Registration, Registry, Switch},
+    client::Policy,
+    consul::Consistency,
+    testkit::{Agent, Check, ConsulCluster, ConsulProcess, Faults, Registration, Switch},
 };
-
-/// Two instances that the registry calls passing for ever, a client bound to one
-/// of them, and callers that go on.
-struct Stage {
-    client: GrpcClient,
-    record: Record,
-    callers: Callers,
-    a: Backend,
-    b: Backend,
-}
-
-impl Stage {
-    async fn set(registry: &Registry, builder: ConsulServiceBuilder, method: Method) -> Self {
-        let (a, b) = (Backend::start("a").await, Backend::start("b").await);
-        register(registry, "counter", "a", a.port).await;
-        register(registry, "counter", "b", b.port).await;
-        let client = builder.service(steady()).build().unwrap().grpc_client("counter").unwrap();
-        let record = Record::of(&client);
-        until(&client, "a spare is ready", |c| first(c).ready == 2).await;
-        let callers = Callers::start(&client, 8, method);
-        callers.go_on_for(20).await;
-        Self { client, record, callers, a, b }
-    }
-
-    /// Waits until the registry counts as lost, and the calls go on.
-    async fn lost(&self, reason: &str) {
-        until(&self.client, reason, |c| {
-            let line = c.status().to_string();
-            line.contains("dc1 stale for ") && line.contains(reason)
-        })
-        .await;
-        self.callers.go_on_for(50).await;
-    }
-
-    async fn back(&self) {
-        until(&self.client, "it is no longer stale", |c| first(c).stale_since.is_none()).await;
-        let line = self.client.status().to_string();
-        assert!(!line.contains("stale"), "{line}");
-        self.callers.go_on_for(50).await;
-    }
-
-    async fn end(self, what: &str) -> Record {
-        print(what, &self.callers.stop().await);
-        self.record
-    }
-}
-
-fn first(client: &GrpcClient) -> tonic_failover::client::DatacenterStatus {
-    client.status().datacenters.first().cloned().unwrap_or_default()
-}
-
-/// Prints what the calls met with, and holds it against what they may.
-fn print(what: &str, tally: &Tally) {
-    println!(
-        "{what}: {} calls, {} resent, {} failed, slowest {:?}",
-        tally.calls,
-        tally.resent,
-        tally.failed.len(),
-        tally.slowest
-    );
-    assert!(tally.failed.is_empty(), "{what}: {:?}", tally.failed);
-}
-
-/// Notices an agent's silence soon.
-fn impatient(url: &str) -> ConsulServiceBuilder {
-    let config = ConsulConfig::new(url).unwrap().request_timeout(Duration::from_millis(700));
-    tonic_failover::client::ConsulService::builder(config).wait(Duration::from_secs(1))
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_go_on_while_consul_is_killed_and_comes_back_having_forgotten_everything() {
@@ -172,7 +107,7 @@ async fn an_agent_that_hides_its_instances_after_a_restart_ends_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_fault_of_the_registry_is_one_episode_and_fails_no_call() {
     type Fault = fn(&Faults<'_>) -> Switch;
-    let cases: [(&str, &str, Fault); 9] = [
+    let cases: [(&str, &str, Fault); 12] = [
         ("500", "status 500: rpc error", |f| f.status(500, "rpc error")),
         ("no leader", "no leader", |f| f.status(500, "No cluster leader")),
         ("403", "refuses the token: ACL not found", |f| f.status(403, "ACL not found")),
@@ -180,7 +115,10 @@ async fn each_fault_of_the_registry_is_one_episode_and_fails_no_call() {
         ("too large", "larger than 16777216 bytes", |f| f.oversized(17 << 20)),
         ("hanging", "did not answer within", |f| f.hang()),
         ("slow", "did not answer within", |f| f.slow(Duration::from_secs(10))),
-        ("reset", "broke", |f| f.drop_connections()),
+        ("404", "does not have what was asked for", |f| f.status(404, "")),
+        ("429", "asks for fewer requests", |f| f.rate_limit(Duration::from_secs(1))),
+        ("broken", "the connection", |f| f.drop_connections()),
+        ("limit of connections", "http_max_conns_per_client", |f| f.limit_connections(0)),
         ("refused", "cannot connect", |f| f.refuse()),
     ];
     let agent = Agent::start("dc1").await.unwrap();
@@ -201,7 +139,7 @@ async fn each_fault_of_the_registry_is_one_episode_and_fails_no_call() {
     let c = Backend::start("c").await;
     register(agent.registry(), "counter", "c", c.port).await;
     until(&stage.client, "the new one is known", |c| first(c).known == 3).await;
-    let record = stage.end("nine faults").await;
+    let record = stage.end("twelve faults").await;
     assert_eq!(record.bound().len(), 1, "{:#?}", record.words());
 }
 
@@ -341,84 +279,14 @@ async fn round_robin_goes_on_without_consul_too() {
     print("round robin, no Consul", &callers.stop().await);
 }
 
-/// Three servers of one datacenter; the first is the one that is asked.
-struct Servers {
-    first: ConsulProcess,
-    others: Vec<tokio::process::Child>,
-    _folders: Vec<tempfile::TempDir>,
-}
-
-impl Servers {
-    async fn start() -> Option<Self> {
-        let bin = common::consul_bin()?;
-        let mut folders = vec![tempfile::tempdir().unwrap()];
-        let hcl = r#"autopilot { server_stabilization_time = "1s" } leave_on_terminate = false"#;
-        let first = ConsulProcess::builder(&bin).server(folders[0].path()).hcl(hcl).start().await.unwrap();
-        let mut others = Vec::new();
-        for name in ["s2", "s3"] {
-            let (folder, ports) =
-                (tempfile::tempdir().unwrap(), tonic_failover::testkit::Ports::free().unwrap());
-            let mut command = tokio::process::Command::new(&bin);
-            command
-                .args(["agent", "-server", "-datacenter=dc1", "-bind=127.0.0.1", "-client=127.0.0.1"])
-                .args(["-dns-port=-1", "-grpc-port=-1", "-disable-host-node-id"])
-                .args(["-hcl=performance { raft_multiplier = 1 }", "-hcl=disable_update_check = true"])
-                .arg(format!("-node={name}"))
-                .arg(format!("-hcl={hcl}"))
-                .arg(format!("-http-port={}", ports.http))
-                .arg(format!("-serf-lan-port={}", ports.serf_lan))
-                .arg(format!("-serf-wan-port={}", ports.serf_wan))
-                .arg(format!("-server-port={}", ports.server))
-                .arg(format!("-retry-join=127.0.0.1:{}", first.ports().serf_lan))
-                .arg("-data-dir")
-                .arg(folder.path())
-                .stdout(std::process::Stdio::null())
-                .stderr(std::process::Stdio::null())
-                .kill_on_drop(true);
-            others.push(command.spawn().unwrap());
-            folders.push(folder);
-        }
-        let servers = Self { first, others, _folders: folders };
-        let voters = async {
-            loop {
-                let answer = servers.first.registry().get("/v1/operator/raft/configuration").await;
-                let votes = |v: &serde_json::Value| v["Voter"] == true;
-                let json = answer.map(|it| it.json()).unwrap_or_default();
-                if json["Servers"].as_array().is_some_and(|s| s.iter().filter(|v| votes(v)).count() == 3) {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        tokio::time::timeout(2 * common::SOON, voters).await.expect("three voters");
-        Some(servers)
-    }
-
-    /// Kills all but the one that is asked.
-    async fn lose_the_leader(&mut self) {
-        for other in &mut self.others {
-            other.kill().await.unwrap();
-        }
-        let leaderless = async {
-            let stale = "/v1/health/service/counter?stale";
-            loop {
-                let answer = self.first.registry().get(stale).await;
-                if answer.is_ok_and(|it| it.headers.get("x-consul-knownleader").is_some_and(|v| v == "false"))
-                {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        tokio::time::timeout(common::SOON, leaderless).await.expect("it has no leader");
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_leader_stale_answers_serve_and_default_ones_are_an_episode() {
-    let Some(mut servers) = Servers::start().await else { return };
-    let stage = Stage::set(servers.first.registry(), builder(&servers.first.url()), Method::Increment).await;
-    let strict = builder(&servers.first.url())
+    let Some(bin) = common::consul_bin() else { return };
+    let mut cluster = ConsulCluster::start(bin, 3, 0).await.unwrap();
+    let url = cluster.servers()[0].url();
+    let impatient = builder(&url).wait(Duration::from_secs(1));
+    let stage = Stage::set(cluster.servers()[0].registry(), impatient, Method::Increment).await;
+    let strict = builder(&url)
         .wait(Duration::from_secs(1))
         .service(steady().consistency(Consistency::Default))
         .build()
@@ -428,12 +296,12 @@ async fn without_a_leader_stale_answers_serve_and_default_ones_are_an_episode() 
     strict.ready().await.unwrap();
     let (record, callers) = (Record::of(&strict), Callers::start(&strict, 4, Method::Increment));
 
-    servers.lose_the_leader().await;
+    cluster.kill(&[1, 2]).await.unwrap();
     until(&strict, "the default reader is stale", |c| first(c).stale_since.is_some()).await;
     callers.go_on_for(50).await;
     stage.callers.go_on_for(50).await;
     // A client that starts now is bound at once: the servers answer without a leader.
-    let late = common::steady_client(&servers.first.url());
+    let late = common::steady_client(&url);
     let started = Instant::now();
     late.ready().await.unwrap();
     assert!(started.elapsed() < Duration::from_secs(5), "it hung: {:?}", started.elapsed());
@@ -444,8 +312,10 @@ async fn without_a_leader_stale_answers_serve_and_default_ones_are_an_episode() 
 
     print("no leader, default", &callers.stop().await);
     assert_eq!(record.episodes(), (1, 0), "{:#?}", record.words());
+    // Stale answers come, and are known to be old.
+    stage.lost("cut off from the leader").await;
     let record = stage.end("no leader, stale").await;
-    assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
+    assert_eq!(record.episodes(), (1, 0), "{:#?}", record.words());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

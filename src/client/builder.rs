@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+#[cfg(any(test, feature = "testkit"))]
+use super::mechanisms::Mechanism;
 use super::{
     datacenters::Fallback,
     deadline::FOR_EVER,
@@ -83,6 +85,23 @@ impl ConsulServiceBuilder {
     /// ready, instead of only on need. Default: on need.
     pub fn keep_warm(mut self, yes: bool) -> Self {
         self.settings.keep_warm = yes;
+        self
+    }
+
+    /// Switches a mechanism off, so that a test can show what it is there for.
+    #[cfg(any(test, feature = "testkit"))]
+    #[doc(hidden)]
+    pub fn without(mut self, mechanism: Mechanism) -> Self {
+        let settings = &mut self.settings;
+        let resolver = &mut settings.resolver.without;
+        match mechanism {
+            Mechanism::KeepOnError => resolver.keep_on_error = true,
+            Mechanism::KeepOnEmpty => resolver.keep_on_empty = true,
+            Mechanism::IndexReset => resolver.index_reset = true,
+            // Ten years.
+            Mechanism::Demotion => settings.demote_after = Duration::from_secs(10 * 365 * 86_400),
+            Mechanism::Ejection => settings.ejects = false,
+        }
         self
     }
 

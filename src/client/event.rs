@@ -86,13 +86,25 @@ pub enum FailoverEvent {
         /// What went wrong.
         error: String,
     },
-    /// The registry answers again.
+    /// The registry answers, and is cut off from its leader: what it says may be
+    /// old, and stays in use.
+    RegistryBehind {
+        /// The service.
+        service: Arc<str>,
+        /// The datacenter asked about.
+        datacenter: String,
+        /// How long the server that answered had not heard from the leader.
+        last_contact: Duration,
+    },
+    /// The registry answers again, and is not cut off. Ends what [`RegistryLost`](Self::RegistryLost)
+    /// or [`RegistryBehind`](Self::RegistryBehind) began; in between, one may turn into
+    /// the other silently.
     RegistryBack {
         /// The service.
         service: Arc<str>,
         /// The datacenter asked about.
         datacenter: String,
-        /// How long it did not.
+        /// How long it did or was not.
         after: Duration,
     },
     /// The registry hides from the token what it is asked for. A list that comes
@@ -175,6 +187,11 @@ impl fmt::Display for FailoverEvent {
                     "the registry of {datacenter} does not answer ({error}); the last known instances stay"
                 )
             }
+            Self::RegistryBehind { datacenter, last_contact, .. } => write!(
+                f,
+                "the registry of {datacenter} has been cut off from its leader for {:.1} s; what it says stays in use",
+                last_contact.as_secs_f64()
+            ),
             Self::RegistryBack { datacenter, after, .. } => {
                 write!(f, "the registry of {datacenter} answers again after {:.1} s", after.as_secs_f64())
             }

@@ -33,6 +33,7 @@ mod fleet;
 mod frames;
 mod handle;
 mod hook;
+mod mechanisms;
 mod methods;
 mod options;
 mod outcome;
@@ -48,6 +49,9 @@ mod socket;
 mod status;
 mod worker;
 
+#[cfg(any(test, feature = "testkit"))]
+#[doc(hidden)]
+pub use self::mechanisms::Mechanism;
 pub use self::{
     binding::Binding,
     builder::ConsulServiceBuilder,
@@ -59,6 +63,7 @@ pub use self::{
     handle::GrpcClient,
     hook::CallFailure,
     options::{Policy, ServiceOptions},
+    resolver::RegistryDoubt,
     service::ConsulService,
     services::{Services, ServicesBuilder},
     status::{DatacenterStatus, ServiceStatus},

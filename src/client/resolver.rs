@@ -12,6 +12,7 @@
 //!                      +------------------+
 //! ```
 
+mod doubt;
 mod episodes;
 mod order;
 mod pace;
@@ -30,11 +31,13 @@ use tokio_util::task::AbortOnDropHandle;
 use tower::util::rng::{HasherRng, Rng};
 use tracing::Instrument;
 
+use super::mechanisms::Without;
 use crate::{
     client::registry::Registry,
     consul::{Denied, RegistryError},
     instance::Snapshot,
 };
+pub use doubt::RegistryDoubt;
 use task::Task;
 pub(crate) use turns::Turns;
 
@@ -63,7 +66,10 @@ pub(crate) struct Resolved {
     pub(crate) answered_at: Option<Instant>,
     /// What the last question failed with; `None` once one has been answered.
     pub(crate) error: Option<RegistryError>,
-    /// Since when questions have failed without one being answered.
+    /// What is wrong with the answers, though they come.
+    pub(crate) doubt: Option<RegistryDoubt>,
+    /// Since when what is known has not been confirmed: questions fail, or are
+    /// answered by a server that is cut off.
     pub(crate) failing_since: Option<Instant>,
     /// Since when the registry has said that there are no instances.
     pub(crate) empty_since: Option<Instant>,
@@ -93,6 +99,8 @@ pub(crate) struct ResolverSettings {
     /// Consul's page on blocking queries asks for such a limit and leaves the rate
     /// open. Default: 250 ms.
     pub(crate) spacing: Duration,
+    /// What a test has switched off.
+    pub(crate) without: Without,
     /// Who may wait when there are many. Shared by all resolvers that are made with
     /// clones of these settings. Default: 64 at once, the others read every 10 s.
     pub(crate) turns: Turns,
@@ -107,6 +115,7 @@ impl Default for ResolverSettings {
             backoff_min: Duration::from_millis(200),
             backoff_max: Duration::from_secs(5),
             spacing: Duration::from_millis(250),
+            without: Without::default(),
             turns: Turns::new(64, Duration::from_secs(10)),
         }
     }

@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
+use super::resolver::RegistryDoubt;
 use crate::{Instance, consul::Denied};
 
 /// The name of the own datacenter until the registry has told it.
@@ -48,11 +49,14 @@ pub struct DatacenterStatus {
     pub empty_since: Option<Instant>,
     /// True once they are.
     pub demoted: bool,
-    /// Since when the registry has not answered, or has hidden the list from the
-    /// token, where it does so: what it said before is still used.
+    /// Since when what is known has not been confirmed: the registry does not
+    /// answer (then see `registry_error`), is cut off from its leader (see `doubt`), or
+    /// hides the list from the token (see `denied`). What it said before is still used.
     pub stale_since: Option<Instant>,
-    /// Why it does not answer.
+    /// Why the registry does not answer.
     pub registry_error: Option<String>,
+    /// What is wrong with a registry that answers.
+    pub doubt: Option<RegistryDoubt>,
     /// What the token may not read, where that is known.
     pub denied: Option<Denied>,
     /// The address of the agent that answered last; of several, the one in use.
@@ -124,13 +128,16 @@ impl fmt::Display for ServiceStatus {
         for datacenter in &self.datacenters {
             if let Some(since) = datacenter.stale_since {
                 write!(f, ", {} stale for {}", datacenter.name, Seconds(since.elapsed()))?;
-                match (&datacenter.registry_error, &datacenter.denied) {
-                    (Some(error), _) => write!(f, " ({error})")?,
-                    (None, Some(denied)) => write!(f, " ({denied})")?,
-                    (None, None) => {}
+                match (&datacenter.registry_error, &datacenter.denied, datacenter.doubt) {
+                    (Some(error), _, _) => write!(f, " ({error})")?,
+                    (None, Some(denied), _) => write!(f, " ({denied})")?,
+                    (None, None, Some(doubt)) => write!(f, " ({doubt})")?,
+                    (None, None, None) => {}
                 }
             } else if let Some(denied) = &datacenter.denied {
                 write!(f, ", {}: {denied}", datacenter.name)?;
+            } else if let Some(doubt) = datacenter.doubt {
+                write!(f, ", registry of {}: {doubt}", datacenter.name)?;
             }
             if let Some(since) = datacenter.empty_since {
                 write!(f, ", {} lists none for {}", datacenter.name, Seconds(since.elapsed()))?;

@@ -67,6 +67,11 @@ impl AccessProbe {
         if denied { wait.min(AGAIN) } else { wait }
     }
 
+    /// Begins anew.
+    pub(crate) fn forget(&self) {
+        *self.empty.lock() = None;
+    }
+
     /// Says in an empty `answer` what is denied, asking about it where need be.
     pub(crate) async fn complete(
         &self,

@@ -101,9 +101,10 @@ pub(super) fn unmarked(agent: usize, after: BlockingIndex) -> BlockingIndex {
 /// of what an agent passes on tell nothing of the agent itself.
 pub(super) fn is_at_fault(error: &RegistryError, from_afar: bool) -> bool {
     match error {
-        RegistryError::Unreachable { .. } | RegistryError::Interrupted { .. } | RegistryError::NoServers => {
-            true
-        }
+        RegistryError::Unreachable { .. }
+        | RegistryError::Reset { .. }
+        | RegistryError::Interrupted { .. }
+        | RegistryError::NoServers => true,
         RegistryError::TimedOut { .. } => !from_afar,
         RegistryError::Status { code: 502..=504, .. } => true,
         // The words are those of Consul 1.8.7 for a server that it cannot reach.

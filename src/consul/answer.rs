@@ -11,7 +11,7 @@ use crate::instance::Snapshot;
 pub struct HealthAnswer {
     /// The usable instances.
     pub snapshot: Snapshot,
-    /// The address of the agent that answered; empty where no agent did.
+    /// The address of the agent that answered; empty where it was none.
     pub agent: Arc<str>,
     /// `X-Consul-Index`, at least 1: what to wait beyond next. Where several agents
     /// were given it is marked with the one it came from.

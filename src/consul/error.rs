@@ -20,6 +20,17 @@ pub enum RegistryError {
         /// What happened to it.
         source: Arc<dyn Error + Send + Sync>,
     },
+    /// The connection was reset before anything was answered: the agent died, or
+    /// this host holds all the connections that an agent takes from one address,
+    /// 200 by default
+    /// (<https://developer.hashicorp.com/consul/docs/agent/config/config-files#http_max_conns_per_client>).
+    #[error(
+        "the registry reset the connection; it may take no more from this host (http_max_conns_per_client)"
+    )]
+    Reset {
+        /// What happened to it.
+        source: Arc<dyn Error + Send + Sync>,
+    },
     /// The registry took the request and did not answer in time.
     #[error("the registry did not answer within {after:?}")]
     TimedOut {

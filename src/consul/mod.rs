@@ -29,6 +29,9 @@ mod answer;
 mod client;
 mod config;
 mod error;
+#[cfg(any(test, feature = "testkit"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod index;
 mod instances;
 mod name;

@@ -149,7 +149,7 @@ impl Pool {
                 tracing::warn!(%address, %error, "an agent fails; the next one is asked");
             }
             // One cut connection says little about the others.
-            if !matches!(error, RegistryError::Interrupted { .. }) {
+            if !matches!(error, RegistryError::Reset { .. } | RegistryError::Interrupted { .. }) {
                 gone.send_replace(());
             }
         }

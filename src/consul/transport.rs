@@ -5,7 +5,7 @@
 //! consulrs escapes the path a second time and panics on odd tokens, and its
 //! client reads answers of any size and drops their headers; these are ours.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, io, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use http02::{HeaderMap, HeaderValue, Request, Response, header::AUTHORIZATION};
@@ -211,7 +211,7 @@ impl Courier<'_> {
     async fn fetch(&self, request: Request<Vec<u8>>) -> Result<Response<Vec<u8>>, RegistryError> {
         let request = reqwest::Request::try_from(request)
             .map_err(|error| RegistryError::Unsendable { reason: error.without_url().to_string() })?;
-        let mut incoming = self.http.http.execute(request).await.map_err(lost)?;
+        let mut incoming = self.http.http.execute(request).await.map_err(unanswered)?;
         let good = incoming.status().is_success();
         let limit = if good { self.limit } else { REFUSAL_BYTES };
         let too_large = RegistryError::TooLarge { limit };
@@ -238,6 +238,19 @@ impl Courier<'_> {
         *response.headers_mut() = std::mem::take(incoming.headers_mut());
         Ok(response)
     }
+}
+
+/// Nothing was answered.
+fn unanswered(error: reqwest::Error) -> RegistryError {
+    let mut cause = error.source();
+    while let Some(it) = cause {
+        let io = it.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(io, Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)) {
+            return RegistryError::Reset { source: Arc::new(error.without_url()) };
+        }
+        cause = it.source();
+    }
+    lost(error)
 }
 
 fn lost(error: reqwest::Error) -> RegistryError {

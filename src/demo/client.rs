@@ -197,6 +197,7 @@ fn described(event: &FailoverEvent) -> (Tone, &'static str, Value) {
         E::FellBack { from, to, .. } => (Tone::Notice, "fell_back", json!({ "from": from, "to": to })),
         E::FailedBack { from, to, .. } => (Tone::Good, "failed_back", json!({ "from": from, "to": to })),
         E::RegistryLost { .. } => (Tone::Notice, "registry_lost", json!({})),
+        E::RegistryBehind { .. } => (Tone::Notice, "registry_behind", json!({})),
         E::RegistryBack { .. } => (Tone::Good, "registry_back", json!({})),
         E::Unusable { .. } => (Tone::Bad, "unusable", json!({})),
         _ => (Tone::Notice, "event", json!({})),

@@ -53,6 +53,6 @@ mod registry;
 
 pub use agent::{Agent, AgentError, Cluster, Counters, Faults, NotSeen, Switch};
 pub use answer::{Answer, RequestError};
-pub use process::{Builder as ConsulBuilder, ConsulProcess, Ports, SignalError, StartError};
+pub use process::{Builder as ConsulBuilder, ConsulCluster, ConsulProcess, Ports, SignalError, StartError};
 pub use registration::{Check, Registration};
 pub use registry::{Registry, registry};

@@ -161,6 +161,24 @@ impl Registry {
         Ok(ids.flatten().map(str::to_owned).collect())
     }
 
+    /// The datacenter's whole state, as `consul snapshot save` has it. The embedded
+    /// agent knows no snapshots.
+    ///
+    /// # Errors
+    /// Where the agent does not answer, or refuses.
+    pub async fn save_snapshot(&self) -> Result<Bytes, RequestError> {
+        let path = "/v1/snapshot";
+        Ok(self.accepted(path, self.get(path).await?)?.body)
+    }
+
+    /// Puts the datacenter back to a saved state: every index falls.
+    ///
+    /// # Errors
+    /// Where the agent does not answer, or refuses.
+    pub async fn restore_snapshot(&self, snapshot: Bytes) -> Result<(), RequestError> {
+        self.done("/v1/snapshot", snapshot).await
+    }
+
     async fn done(&self, path: &str, body: impl Into<Bytes>) -> Result<(), RequestError> {
         self.accepted(path, self.put(path, body).await?).map(drop)
     }

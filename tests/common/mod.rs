@@ -9,6 +9,7 @@ pub(crate) mod hostile;
 pub(crate) mod proxy;
 pub(crate) mod record;
 pub(crate) mod scripted;
+pub(crate) mod stage;
 
 use std::{
     process::{Command, Stdio},
@@ -41,6 +42,9 @@ use tonic_failover::{
 
 /// A bound for things that come soon. Generous: a busy machine must not fail a test.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// A call that takes longer is counted as slow.
+pub(crate) const SLOW: Duration = Duration::from_millis(250);
 
 /// The deadline of the tests' calls.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(2);
@@ -282,6 +286,8 @@ pub(crate) struct Tally {
     pub(crate) resent: u64,
     pub(crate) failed: Vec<(Code, String)>,
     pub(crate) slowest: Duration,
+    /// Calls that took longer than [`SLOW`].
+    pub(crate) slow: u64,
 }
 
 /// Callers that go on until they are told to stop.
@@ -294,6 +300,11 @@ pub(crate) struct Callers {
 impl Callers {
     /// `count` callers, each calling every 10 ms.
     pub(crate) fn start<O>(client: &GrpcClient<O>, count: usize, method: Method) -> Self {
+        Self::start_at(client, count, method, Duration::from_millis(10))
+    }
+
+    /// `count` callers, each calling `every` so often.
+    pub(crate) fn start_at<O>(client: &GrpcClient<O>, count: usize, method: Method, every: Duration) -> Self {
         let (stop, _) = watch::channel(false);
         let calls = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();
@@ -301,7 +312,7 @@ impl Callers {
             let (channel, mut stop, calls) = (client.channel(), stop.subscribe(), calls.clone());
             tasks.spawn(async move {
                 let mut tally = Tally::default();
-                let mut pace = tokio::time::interval(Duration::from_millis(10));
+                let mut pace = tokio::time::interval(every);
                 while !*stop.borrow_and_update() {
                     pace.tick().await;
                     let started = Instant::now();
@@ -311,7 +322,9 @@ impl Callers {
                         Err(status) => tally.failed.push((status.code(), in_full(&status))),
                     }
                     tally.calls += 1;
-                    tally.slowest = tally.slowest.max(started.elapsed());
+                    let took = started.elapsed();
+                    tally.slow += u64::from(took > SLOW);
+                    tally.slowest = tally.slowest.max(took);
                     calls.fetch_add(1, Ordering::Relaxed);
                 }
                 tally
@@ -339,6 +352,7 @@ impl Callers {
             total.calls += tally.calls;
             total.resent += tally.resent;
             total.failed.extend(tally.failed);
+            total.slow += tally.slow;
             total.slowest = total.slowest.max(tally.slowest);
         }
         total

@@ -30,9 +30,11 @@ impl Record {
         self.events.lock().iter().filter(|event| is_it(event)).count()
     }
 
-    /// How often the registry was lost, and how often it came back.
+    /// How often the registry was lost or cut off, and how often it came back.
     pub(crate) fn episodes(&self) -> (usize, usize) {
-        let lost = self.count(|event| matches!(event, FailoverEvent::RegistryLost { .. }));
+        let lost = self.count(|event| {
+            matches!(event, FailoverEvent::RegistryLost { .. } | FailoverEvent::RegistryBehind { .. })
+        });
         (lost, self.count(|event| matches!(event, FailoverEvent::RegistryBack { .. })))
     }
 

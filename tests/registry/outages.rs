@@ -62,7 +62,12 @@ async fn an_agent_that_dies_breaks_the_question_and_comes_back_with_a_lower_inde
     agent.kill().await.unwrap();
     let error = watching.await.unwrap().unwrap_err();
     assert!(
-        matches!(error, RegistryError::Interrupted { .. } | RegistryError::Unreachable { .. }),
+        matches!(
+            error,
+            RegistryError::Interrupted { .. }
+                | RegistryError::Reset { .. }
+                | RegistryError::Unreachable { .. }
+        ),
         "{error:?}"
     );
     let error = client.healthy_instances(&query("counter")).await.unwrap_err();

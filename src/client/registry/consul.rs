@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Asking, Question, Registry};
+use super::{Asking, Listing, Question, Registry};
 use crate::consul::{AccessProbe, BlockingIndex, ConsulClient, HealthQuery};
 
 /// Answers with what Consul says to one query, whatever the name in the
@@ -26,11 +26,20 @@ impl Registry for ConsulQuery {
 
     fn ask(&self, question: Question) -> Asking {
         let (client, query, access) = (self.client.clone(), self.query.clone(), self.access.clone());
+        if question.begins {
+            // What was known of rights is as old as the last one to ask.
+            access.forget();
+        }
+        let wait = access.wait(question.wait);
         let after = question.seen.map_or(BlockingIndex::NONE, BlockingIndex::from);
         Box::pin(async move {
-            let mut answer = client.watch_instances(&query, after, access.wait(question.wait)).await?;
+            let mut answer = client.watch_instances(&query, after, wait).await?;
             access.complete(&client, &query, &mut answer).await;
-            Ok(answer.into())
+            // A substitute is waited at for a random part of it, at least a half.
+            let waited_for = if *answer.agent == *client.address() { wait } else { wait / 2 };
+            let mut listing = Listing::from(answer);
+            listing.waited_for = Some(waited_for);
+            Ok(listing)
         })
     }
 }

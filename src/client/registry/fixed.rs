@@ -70,7 +70,7 @@ impl Default for StaticList {
 impl Registry for StaticList {
     fn ask(&self, question: Question) -> Asking {
         let mut lists = self.0.subscribe();
-        let Question { service, seen, wait } = question;
+        let Question { service, seen, wait, .. } = question;
         Box::pin(async move {
             if seen.is_some() {
                 let other = |lists: &Lists| lists.listing(&service).answer.index != seen;
@@ -101,7 +101,7 @@ mod tests {
     }
 
     fn ask(list: &StaticList, seen: Option<u64>) -> Asking {
-        list.ask(Question { service: "counter".into(), seen, wait: WAIT })
+        list.ask(Question { service: "counter".into(), seen, wait: WAIT, begins: false })
     }
 
     fn ports(listing: &Listing) -> Vec<&str> {

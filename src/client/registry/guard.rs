@@ -54,7 +54,8 @@ mod tests {
     }
 
     async fn ask(service: &str, seen: Option<u64>) -> Result<Listing, RegistryError> {
-        let question = Question { service: service.into(), seen, wait: Duration::from_secs(60) };
+        let wait = Duration::from_secs(60);
+        let question = Question { service: service.into(), seen, wait, begins: false };
         Guarded(Arc::new(Faulty)).ask(question).await
     }
 

@@ -93,6 +93,8 @@ pub struct Question {
     pub seen: Option<u64>,
     /// How long to wait for news at most.
     pub wait: Duration,
+    /// The first one of whoever asks.
+    pub(crate) begins: bool,
 }
 
 /// What a registry answers: all usable instances of one service.
@@ -100,6 +102,8 @@ pub struct Question {
 pub struct Listing {
     pub(crate) answer: HealthAnswer,
     pub(crate) again_in: Duration,
+    /// How long news was waited for, where that is less than was asked for.
+    pub(crate) waited_for: Option<Duration>,
 }
 
 // === impl Listing ===
@@ -139,7 +143,7 @@ impl Listing {
 
 impl From<HealthAnswer> for Listing {
     fn from(answer: HealthAnswer) -> Self {
-        Self { answer, again_in: Duration::ZERO }
+        Self { answer, again_in: Duration::ZERO, waited_for: None }
     }
 }
 

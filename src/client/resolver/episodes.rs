@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use super::RegistryDoubt;
 use crate::consul::{HealthAnswer, RegistryError, SkippedEntry};
 
 /// The troubles that have been told of and last.
@@ -9,6 +10,7 @@ use crate::consul::{HealthAnswer, RegistryError, SkippedEntry};
 pub(super) struct Episodes {
     lost: bool,
     leaderless: bool,
+    idle: bool,
     skipped: BTreeSet<SkippedEntry>,
 }
 
@@ -22,7 +24,17 @@ impl Episodes {
         }
     }
 
-    pub(super) fn answered(&mut self, answer: &HealthAnswer, failing_for: Option<Duration>) {
+    pub(super) fn answered(
+        &mut self,
+        answer: &HealthAnswer,
+        doubt: Option<RegistryDoubt>,
+        failing_for: Option<Duration>,
+    ) {
+        let idle = doubt == Some(RegistryDoubt::NotBlocking);
+        if idle && !self.idle {
+            tracing::warn!("the registry answers blocking queries at once; it is asked once a second");
+        }
+        self.idle = idle;
         if std::mem::take(&mut self.lost) {
             tracing::info!(after = ?failing_for.unwrap_or_default(), "the registry is back");
         }

@@ -20,6 +20,11 @@ pub(super) struct Asked(u64);
 // === impl Order ===
 
 impl Order {
+    /// Whether no question has been asked.
+    pub(super) fn is_new(&self) -> bool {
+        self.clock == 0
+    }
+
     /// A question is asked now.
     pub(super) fn ask(&mut self) -> Asked {
         self.clock += 1;

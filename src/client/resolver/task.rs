@@ -13,7 +13,8 @@ use tokio::{
 use tower::util::rng::Rng;
 
 use super::{
-    Reply, Resolved, ResolverSettings,
+    RegistryDoubt, Reply, Resolved, ResolverSettings, Without,
+    doubt::Stir,
     episodes::Episodes,
     order::{Asked, Order},
     pace::{Backoff, Spacing},
@@ -22,11 +23,15 @@ use super::{
 use crate::{
     client::registry::{self, Asking, Listing, Registry},
     consul::{BlockingIndex, HealthAnswer, IndexStep, RegistryError},
+    instance::Snapshot,
 };
 
 /// The longest that a registry's wish to be left alone is heeded. Our bound: a
 /// faulty header must not blind us for a day.
 const LONGEST_QUIET: Duration = Duration::from_secs(300);
+/// How often a registry is asked that does not let queries wait, or that is cut
+/// off from its leader and would not say that it is back. Our choice.
+const DOUBTFUL: Duration = Duration::from_secs(1);
 
 type Outcome = Result<Listing, RegistryError>;
 
@@ -46,12 +51,23 @@ pub(super) struct Task<R> {
     /// Until then the registry wants to be left alone.
     quiet_until: Option<Instant>,
     episodes: Episodes,
+    stir: Stir,
+    without: Without,
 }
 
 /// A question under way.
 struct Question {
     asked: Asked,
+    /// Since when and for how long at least it waits for news, if it does.
+    blocking: Option<(Instant, Duration)>,
     answer: Asking,
+}
+
+/// How long an answer took that was to bring news, and was to take without any.
+#[derive(Clone, Copy)]
+struct Waited {
+    took: Duration,
+    at_least: Duration,
 }
 
 /// What an answer means.
@@ -95,6 +111,8 @@ impl<R: Rng> Task<R> {
             backoff: Backoff::new(settings.backoff_min, settings.backoff_max, rng),
             quiet_until: None,
             episodes: Episodes::default(),
+            stir: Stir::default(),
+            without: settings.without,
         }
     }
 
@@ -118,14 +136,15 @@ impl<R: Rng> Task<R> {
                         refresh = Some(self.question(BlockingIndex::NONE, self.wait));
                     }
                 }
-                (asked, outcome) = ended(&mut refresh) => {
+                (asked, _, outcome) = ended(&mut refresh) => {
                     match outcome {
                         Ok(listing) => {
                             let was_failing = self.published.borrow().error.is_some();
                             // The registry is there: no reason to go on waiting for it.
-                            if self.answered(asked, &listing.answer).next == Next::Restart || was_failing {
+                            let heard = self.answered(asked, None, &listing.answer);
+                            if heard.next == Next::Restart || was_failing {
                                 blocking = None;
-                                due = self.due_after(&listing);
+                                due = self.free_after(&listing);
                             }
                             let resolved = self.published.borrow().clone();
                             reply_all(&mut waiting, &Ok(resolved));
@@ -138,11 +157,11 @@ impl<R: Rng> Task<R> {
                         }
                     }
                 }
-                (asked, outcome) = ended(&mut blocking) => {
+                (asked, waited, outcome) = ended(&mut blocking) => {
                     due = match outcome {
                         Ok(listing) => {
-                            let changed = self.answered(asked, &listing.answer).changed;
-                            self.due_after_answer(&listing, changed)
+                            let changed = self.answered(asked, waited, &listing.answer).changed;
+                            self.due_after(&listing, changed)
                         }
                         Err(error) => self.failed(&error),
                     };
@@ -157,26 +176,32 @@ impl<R: Rng> Task<R> {
     }
 
     fn question(&mut self, after: BlockingIndex, wait: Duration) -> Question {
+        let behind = self.published.borrow().doubt.is_some_and(RegistryDoubt::is_behind);
+        let wait = if behind { wait.min(DOUBTFUL) } else { wait };
+        let blocking = after.get().map(|_| (Instant::now(), wait));
+        let begins = self.order.is_new();
         let (service, seen) = (self.service.clone(), after.get());
-        let answer = self.registry.ask(registry::Question { service, seen, wait });
-        Question { asked: self.order.ask(), answer }
+        let answer = self.registry.ask(registry::Question { service, seen, wait, begins });
+        Question { asked: self.order.ask(), blocking, answer }
     }
 
-    /// When to ask again after a good answer.
-    fn due_after(&mut self, listing: &Listing) -> Instant {
+    /// The earliest time to ask again after a good answer.
+    fn free_after(&mut self, listing: &Listing) -> Instant {
         let now = Instant::now();
-        self.spacing.take(now).max(now + listing.again_in)
+        let again_in = if self.stir.is_idle() { listing.again_in.max(DOUBTFUL) } else { listing.again_in };
+        self.free_at = self.spacing.take(now).max(now + again_in);
+        self.free_at
     }
 
-    /// When to ask after an answer to the blocking question: at once with a seat, or
+    /// When to ask after an answer to the blocking question: soon with a seat, or
     /// where there is nothing to wait beyond; later where others have the seats.
-    fn due_after_answer(&mut self, listing: &Listing, changed: bool) -> Instant {
-        self.free_at = self.due_after(listing);
+    fn due_after(&mut self, listing: &Listing, changed: bool) -> Instant {
+        let free_at = self.free_after(listing);
         self.turn.answered(changed);
         if self.index.get().is_none() || self.turn.sit() {
-            return self.free_at;
+            return free_at;
         }
-        self.free_at.max(Instant::now() + self.turn.read_again_in(self.backoff.random()))
+        free_at.max(Instant::now() + self.turn.read_again_in(self.backoff.random()))
     }
 
     fn quiet_for(&self) -> Option<Duration> {
@@ -184,24 +209,34 @@ impl<R: Rng> Task<R> {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Takes a good answer, unless it has been overtaken.
-    fn answered(&mut self, asked: Asked, answer: &HealthAnswer) -> Heard {
+    /// Takes a good answer, unless it has been overtaken. It was `waited` for, where
+    /// it was to bring news.
+    fn answered(&mut self, asked: Asked, waited: Option<Waited>, answer: &HealthAnswer) -> Heard {
         let now = Instant::now();
         self.backoff.reset();
         self.quiet_until = None;
         let failing_since = self.published.borrow().failing_since;
-        self.episodes.answered(answer, failing_since.map(|since| now - since));
+        let news = answer.index > self.index.get();
+        if let Some(waited) = waited {
+            self.stir.answered(waited.took, news);
+        }
+        let idle = self.stir.is_idle().then_some(RegistryDoubt::NotBlocking);
+        let doubt = RegistryDoubt::of(answer).or(idle);
+        self.episodes.answered(answer, doubt, failing_since.map(|since| now - since));
         let taken = self.order.takes(asked, answer.index);
+        let without = self.without;
         let mut changed = false;
         self.published.send_if_modified(|resolved| {
-            let back = resolved.answered_at(now);
-            changed = taken && resolved.take(answer, now);
-            // Registries other than Consul have none.
-            let agent = (!answer.agent.is_empty()).then(|| Arc::clone(&answer.agent));
-            let other_agent = resolved.agent != agent;
-            resolved.agent = agent;
-            back || changed || other_agent
+            let confirmed = resolved.came(answer, doubt, now);
+            changed = taken && resolved.take(answer, now, without);
+            confirmed || changed
         });
+        if self.without.index_reset {
+            if news {
+                self.index.answered(answer.index);
+            }
+            return Heard { next: Next::Stay, changed };
+        }
         if !taken {
             // What is newer came from a question that was asked later; asking at once
             // tells whether the index has fallen since.
@@ -210,6 +245,13 @@ impl<R: Rng> Task<R> {
         }
         let next = match self.index.answered(answer.index) {
             IndexStep::Reset => Next::Restart,
+            // A query that ends early and without news has been given up by a
+            // restored snapshot, whose index is lower: waiting beyond the old one
+            // would hide what happens until the next wait is over.
+            IndexStep::Same if waited.is_some_and(|it| it.took < it.at_least) => {
+                self.index.reset();
+                Next::Restart
+            }
             IndexStep::Advanced | IndexStep::Same => Next::Stay,
         };
         Heard { next, changed }
@@ -218,10 +260,13 @@ impl<R: Rng> Task<R> {
     /// Notes a failure: when to ask again.
     fn failed(&mut self, error: &RegistryError) -> Instant {
         let now = Instant::now();
-        self.index.reset();
+        if !self.without.index_reset {
+            self.index.reset();
+        }
         self.turn.leave();
         self.episodes.failed(error);
-        self.published.send_if_modified(|resolved| resolved.failed(error, now));
+        let without = self.without;
+        self.published.send_if_modified(|resolved| resolved.failed(error, now, without));
         let mut due = now + self.backoff.failed();
         if let Some(quiet) = error.retry_after() {
             let quiet = quiet.min(LONGEST_QUIET);
@@ -235,24 +280,41 @@ impl<R: Rng> Task<R> {
 // === impl Resolved ===
 
 impl Resolved {
-    /// Notes that a good answer came. True where there was none before it.
-    fn answered_at(&mut self, now: Instant) -> bool {
+    /// Notes that a good answer came, from where, and how far it can be trusted.
+    /// True where that is news.
+    fn came(&mut self, answer: &HealthAnswer, doubt: Option<RegistryDoubt>, now: Instant) -> bool {
         self.answers += 1;
         self.answered_at = Some(now);
-        self.failing_since = None;
-        self.error.take().is_some()
+        if let Some(RegistryDoubt::Behind { last_contact }) = doubt {
+            let since = now.checked_sub(last_contact).unwrap_or(now);
+            self.failing_since.get_or_insert(since);
+        } else {
+            self.failing_since = None;
+        }
+        let other_doubt = std::mem::replace(&mut self.doubt, doubt) != doubt;
+        let back = self.error.take().is_some();
+        // Other registries have none.
+        let agent = Some(&answer.agent).filter(|it| !it.is_empty());
+        let other_agent = self.agent.as_ref() != agent;
+        if other_agent {
+            self.agent = agent.cloned();
+        }
+        back || other_doubt || other_agent
     }
 
     /// Takes over what a good answer says. True where that is news.
-    fn take(&mut self, answer: &HealthAnswer, now: Instant) -> bool {
+    fn take(&mut self, answer: &HealthAnswer, now: Instant, without: Without) -> bool {
         let empty = answer.snapshot.instances.is_empty();
         let denied = std::mem::replace(&mut self.denied, answer.denied) != self.denied;
         // A list that the token may not read is not empty, it is unknown.
         let hidden_since = (empty && self.denied.is_some()).then(|| self.hidden_since.unwrap_or(now));
         let hidden = std::mem::replace(&mut self.hidden_since, hidden_since).is_some();
-        let empty_since = (empty && hidden_since.is_none()).then(|| self.empty_since.unwrap_or(now));
+        let keeps = !(empty && without.keep_on_empty);
+        let empty_since = (empty && keeps && hidden_since.is_none()).then(|| self.empty_since.unwrap_or(now));
         let was_empty = std::mem::replace(&mut self.empty_since, empty_since).is_some();
-        let other = if empty {
+        let other = if !keeps {
+            self.snapshot.replace(Snapshot::default()) != Some(Snapshot::default())
+        } else if empty {
             self.snapshot.get_or_insert_default();
             false
         } else {
@@ -266,8 +328,13 @@ impl Resolved {
     }
 
     /// Notes a failure. True where it is another one than before.
-    fn failed(&mut self, error: &RegistryError, now: Instant) -> bool {
+    fn failed(&mut self, error: &RegistryError, now: Instant, without: Without) -> bool {
         self.failing_since.get_or_insert(now);
+        self.doubt = None;
+        if without.keep_on_error {
+            self.snapshot = Some(Snapshot::default());
+            self.empty_since = None;
+        }
         let before = self.error.replace(error.clone());
         let kind = std::mem::discriminant::<RegistryError>;
         match (&before, error) {
@@ -281,12 +348,17 @@ impl Resolved {
 }
 
 /// Waits for the question under way and clears it; for ever where there is none.
-async fn ended(question: &mut Option<Question>) -> (Asked, Outcome) {
+async fn ended(question: &mut Option<Question>) -> (Asked, Option<Waited>, Outcome) {
     match question {
-        Some(Question { asked, answer }) => {
-            let (asked, outcome) = (*asked, answer.await);
+        Some(Question { asked, blocking, answer }) => {
+            let outcome = answer.await;
+            let waited = blocking.map(|(since, wait)| {
+                let at_least = outcome.as_ref().ok().and_then(|it| it.waited_for).unwrap_or(wait);
+                Waited { took: since.elapsed(), at_least }
+            });
+            let asked = *asked;
             *question = None;
-            (asked, outcome)
+            (asked, waited, outcome)
         }
         None => pending().await,
     }

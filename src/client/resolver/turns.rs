@@ -105,6 +105,11 @@ impl Turns {
         }
     }
 
+    /// A seat for everybody: only Consul's long polls are known to be dear.
+    pub(crate) fn for_all() -> Self {
+        Self::new(Semaphore::MAX_PERMITS, Duration::from_secs(10))
+    }
+
     pub(super) fn join(&self) -> Turn {
         Turn { shared: Arc::clone(&self.shared), seat: Seat::Without }
     }
@@ -251,6 +256,13 @@ mod tests {
         assert!(!turns.shared.others_queue());
         a.answered(false);
         assert!(a.sit(), "nobody else wants it");
+    }
+
+    #[test]
+    fn where_there_is_a_seat_for_everybody_a_thousand_sit() {
+        let turns = Turns::for_all();
+        let mut all: Vec<_> = (0..1000).map(|_| turns.join()).collect();
+        assert!(all.iter_mut().all(Turn::sit));
     }
 
     #[test]

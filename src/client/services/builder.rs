@@ -9,6 +9,7 @@ use crate::client::{
     error::BuildError,
     options::ServiceOptions,
     registry::{Guarded, Registry},
+    resolver::Turns,
     worker::Others,
 };
 
@@ -24,12 +25,14 @@ pub struct ServicesBuilder {
 
 impl ServicesBuilder {
     pub(super) fn new(registry: impl Registry) -> Self {
+        let mut settings = Common::default();
+        settings.resolver.turns = Turns::for_all();
         Self {
             registry: Arc::new(Guarded(Arc::new(registry))),
             name: "registry".to_owned(),
             services: Vec::new(),
             fallback: Vec::new(),
-            settings: Common::default(),
+            settings,
         }
     }
 

@@ -88,6 +88,8 @@ pub(super) struct Common {
     pub(super) failback_after: Duration,
     pub(super) demote_after: Duration,
     pub(super) keep_warm: bool,
+    /// False only where a test has switched it off.
+    pub(super) ejects: bool,
     pub(super) resolver: ResolverSettings,
 }
 
@@ -245,7 +247,11 @@ impl Services {
             policy: options.policy,
             spares: options.spares,
             registry_order: options.near.is_some(),
-            ejection: Ejection { first: options.eject_for, at_most: options.eject_at_most },
+            ejection: if common.ejects {
+                Ejection { first: options.eject_for, at_most: options.eject_at_most }
+            } else {
+                Ejection { first: Duration::ZERO, at_most: Duration::ZERO }
+            },
             failback_after: common.failback_after + jitter,
             demote_after: common.demote_after,
             keep_warm: common.keep_warm,
@@ -307,6 +313,7 @@ impl Default for Common {
             failback_after: Duration::from_secs(5),
             demote_after: Duration::from_secs(4),
             keep_warm: false,
+            ejects: true,
             resolver: ResolverSettings::default(),
         }
     }

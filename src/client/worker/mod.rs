@@ -41,7 +41,7 @@ use super::{
     fleet::{Dial, Fleet, Key, Plan, Settings, Word},
     options::ServiceOptions,
     report::{LossCause, Report},
-    resolver::Resolved,
+    resolver::{RegistryDoubt, Resolved},
     status::ServiceStatus,
 };
 use crate::{Instance, consul::RegistryError};
@@ -233,11 +233,15 @@ impl Worker {
         let before = self.sources.note(tier, resolved.clone());
         let source = self.sources.get(tier);
         let name = &source.name;
-        match (&before.error, &resolved.error) {
-            (None, Some(error)) => self.publisher.registry_lost(name, source.trouble(error)),
-            (Some(_), None) => {
-                let after = before.failing_since.map_or(Duration::ZERO, |since| since.elapsed());
-                self.publisher.registry_back(name, after);
+        match (before.failing_since, &resolved) {
+            (None, Resolved { error: Some(error), .. }) => {
+                self.publisher.registry_lost(name, source.trouble(error));
+            }
+            (None, Resolved { doubt: Some(RegistryDoubt::Behind { last_contact }), .. }) => {
+                self.publisher.registry_behind(name, *last_contact);
+            }
+            (Some(since), Resolved { failing_since: None, .. }) => {
+                self.publisher.registry_back(name, since.elapsed());
             }
             _ => {}
         }
@@ -351,6 +355,7 @@ impl Worker {
                 status.denied = source.last.denied;
                 status.agent.clone_from(&source.last.agent);
                 status.registry_error = source.last.error.as_ref().map(|error| source.trouble(error));
+                status.doubt = source.last.doubt;
                 status
             })
             .collect();

@@ -144,6 +144,11 @@ impl Publisher {
         self.event(FailoverEvent::RegistryLost { service, datacenter, error });
     }
 
+    pub(crate) fn registry_behind(&self, datacenter: &str, last_contact: Duration) {
+        let (service, datacenter) = (self.service(), datacenter.to_owned());
+        self.event(FailoverEvent::RegistryBehind { service, datacenter, last_contact });
+    }
+
     pub(crate) fn registry_back(&self, datacenter: &str, after: Duration) {
         let (service, datacenter) = (self.service(), datacenter.to_owned());
         self.event(FailoverEvent::RegistryBack { service, datacenter, after });

@@ -48,8 +48,12 @@ pub(crate) enum Effect {
     Status(StatusCode, Bytes),
     Garbage,
     Oversized(usize),
+    RateLimit(Duration),
     Empty(String),
     Filtered(String),
+    AtOnce,
+    Endless,
+    Connections(usize),
     NoLeader(Duration),
     Partition(String),
     HangDatacenter(String),
@@ -90,7 +94,7 @@ impl<'a> Faults<'a> {
 
     /// The same switches for health requests only (`/v1/health/...`). Concerns
     /// [`hang`](Self::hang), [`slow`](Self::slow), [`status`](Self::status),
-    /// [`garbage`](Self::garbage) and [`oversized`](Self::oversized).
+    /// [`rate_limit`](Self::rate_limit), [`garbage`](Self::garbage) and [`oversized`](Self::oversized).
     #[must_use]
     pub fn health_only(self) -> Self {
         Self { scope: Scope::Health, ..self }
@@ -112,6 +116,11 @@ impl<'a> Faults<'a> {
     pub fn status(&self, code: u16, body: impl Into<Bytes>) -> Switch {
         let code = StatusCode::from_u16(code).ok().filter(|it| !it.is_informational());
         self.on(Effect::Status(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), body.into()))
+    }
+
+    /// Answers 429 with a `Retry-After` of so many whole seconds, at least one.
+    pub fn rate_limit(&self, retry_after: Duration) -> Switch {
+        self.on(Effect::RateLimit(retry_after))
     }
 
     /// Answers 200 with a body that is no JSON.
@@ -137,6 +146,24 @@ impl<'a> Faults<'a> {
     /// question finds ACLs disabled.
     pub fn filtered(&self, service: impl Into<String>) -> Switch {
         self.on(Effect::Filtered(service.into()))
+    }
+
+    /// Answers blocking queries at once, whatever their index, as a proxy does that
+    /// drops it.
+    pub fn answer_at_once(&self) -> Switch {
+        self.on(Effect::AtOnce)
+    }
+
+    /// Lets blocking queries never end, whatever changes and whatever their wait is.
+    /// Those without an index are answered.
+    pub fn never_end(&self) -> Switch {
+        self.on(Effect::Endless)
+    }
+
+    /// Takes so many connections and resets what comes above them, instead of
+    /// Consul's 200. All that are there are cut first.
+    pub fn limit_connections(&self, most: usize) -> Switch {
+        self.on(Effect::Connections(most))
     }
 
     /// Takes the datacenter's leader away: default and consistent reads are
@@ -195,7 +222,8 @@ impl<'a> Faults<'a> {
         let mut rules = table.rules.lock();
         rules.ids += 1;
         let id = rules.ids;
-        rules.cuts += u64::from(matches!(effect, Effect::DropConnections | Effect::Refuse));
+        rules.cuts +=
+            u64::from(matches!(effect, Effect::DropConnections | Effect::Refuse | Effect::Connections(_)));
         rules.on.push(Rule { id, scope: self.scope, effect, since: Instant::now() });
         drop(rules);
         table.changed.send_replace(());

@@ -5,7 +5,7 @@ use std::{future::pending, sync::Arc};
 use axum::{Router, body::Body, response::IntoResponse};
 use bytes::Bytes;
 use futures_util::stream;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode, header::RETRY_AFTER};
 use hyper::body::Incoming;
 use tower::ServiceExt;
 
@@ -54,6 +54,10 @@ fn slowness(effect: &Effect) -> Option<std::time::Duration> {
 fn instead(node: &Node, health: bool) -> Option<Response<Body>> {
     let mut answer = node.faults.of(health, |effect| match effect {
         Effect::Status(code, body) => Some((*code, body.clone()).into_response()),
+        Effect::RateLimit(after) => {
+            let after = [(RETRY_AFTER, after.as_secs().max(1).to_string())];
+            Some((StatusCode::TOO_MANY_REQUESTS, after, "rate limit exceeded").into_response())
+        }
         Effect::Garbage => Some("<!doctype html><title>no agent here</title>".into_response()),
         Effect::Oversized(bytes) => Some(oversized(*bytes)),
         _ => None,

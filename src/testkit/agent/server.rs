@@ -94,7 +94,11 @@ impl Server {
         if self.node.faults.is(|it| matches!(it, Effect::DropConnections)) {
             return;
         }
-        if self.connections.len() >= MOST_CONNECTIONS {
+        let limit = self.node.faults.find(|rule| match rule.effect {
+            Effect::Connections(most) => Some(most),
+            _ => None,
+        });
+        if self.connections.len() >= limit.unwrap_or(MOST_CONNECTIONS) {
             // Failing that it is closed, which the peer can hardly tell apart.
             let _ = stream.set_zero_linger();
             return;

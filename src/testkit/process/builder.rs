@@ -13,11 +13,24 @@ use super::{ConsulProcess, Ports, StartError};
 pub struct Builder {
     pub(super) bin: PathBuf,
     pub(super) datacenter: String,
-    /// `None` is an agent in memory.
-    pub(super) data_dir: Option<PathBuf>,
+    pub(super) node: Option<String>,
+    pub(super) role: Role,
     pub(super) joined: Option<Peer>,
+    /// Where others of the same datacenter listen for gossip.
+    pub(super) retry_join: Vec<u16>,
     pub(super) hcl: Vec<String>,
     pub(super) ports: Option<Ports>,
+}
+
+/// What part the agent has in its datacenter.
+#[derive(Clone, Debug)]
+pub(super) enum Role {
+    /// A server in memory.
+    Memory,
+    /// One of `expect` servers.
+    Server { data_dir: PathBuf, expect: usize },
+    /// An agent that asks servers.
+    Client { data_dir: PathBuf },
 }
 
 /// The datacenter to join.
@@ -33,7 +46,16 @@ pub(super) struct Peer {
 impl Builder {
     pub(super) fn new(bin: PathBuf) -> Self {
         let datacenter = "dc1".to_owned();
-        Self { bin, datacenter, data_dir: None, joined: None, hcl: Vec::new(), ports: None }
+        Self {
+            bin,
+            datacenter,
+            node: None,
+            role: Role::Memory,
+            joined: None,
+            retry_join: Vec::new(),
+            hcl: Vec::new(),
+            ports: None,
+        }
     }
 
     /// The agent's datacenter. Consul takes lower-case letters, digits, `-` and
@@ -43,17 +65,45 @@ impl Builder {
         self
     }
 
+    /// The agent's name in its datacenter. Default: the datacenter's with `-s1` behind it.
+    pub fn node(mut self, name: impl Into<String>) -> Self {
+        self.node = Some(name.into());
+        self
+    }
+
     /// A server in memory (`-dev`): ready in a fifth of a second, empty after a
     /// restart. The default.
     pub fn dev(mut self) -> Self {
-        self.data_dir = None;
+        self.role = Role::Memory;
         self
     }
 
     /// A server that keeps its state in `data_dir`, alone in its datacenter, with
     /// `raft_multiplier = 1`: ready in 1.7 s instead of 8. Default: in memory.
-    pub fn server(mut self, data_dir: impl AsRef<Path>) -> Self {
-        self.data_dir = Some(data_dir.as_ref().to_owned());
+    pub fn server(self, data_dir: impl AsRef<Path>) -> Self {
+        self.server_of(1, data_dir)
+    }
+
+    /// One of `servers` servers of a datacenter, which have a leader only once as
+    /// many have [joined](Self::retry_join): start them at the same time, or
+    /// have a [`ConsulCluster`](super::ConsulCluster) do it. Otherwise as
+    /// [`server`](Self::server).
+    pub fn server_of(mut self, servers: usize, data_dir: impl AsRef<Path>) -> Self {
+        self.role = Role::Server { data_dir: data_dir.as_ref().to_owned(), expect: servers };
+        self
+    }
+
+    /// A client agent, which keeps its own services and asks the servers of the
+    /// datacenter it [joins](Self::retry_join) for everything else.
+    pub fn client(mut self, data_dir: impl AsRef<Path>) -> Self {
+        self.role = Role::Client { data_dir: data_dir.as_ref().to_owned() };
+        self
+    }
+
+    /// Joins the agents of the same datacenter that listen for gossip on these
+    /// ports ([`Ports::serf_lan`]), whenever they are there. Default: none.
+    pub fn retry_join(mut self, serf_lan: impl IntoIterator<Item = u16>) -> Self {
+        self.retry_join.extend(serf_lan);
         self
     }
 
@@ -92,6 +142,18 @@ impl Builder {
     pub async fn start(self) -> Result<ConsulProcess, StartError> {
         ConsulProcess::start(self).await
     }
+
+    pub(super) fn node_name(&self) -> String {
+        self.node.clone().unwrap_or_else(|| format!("{}-s1", self.datacenter))
+    }
+
+    /// Where it keeps its state, if on disk.
+    pub(super) fn data_dir(&self) -> Option<&Path> {
+        match &self.role {
+            Role::Memory => None,
+            Role::Server { data_dir, .. } | Role::Client { data_dir } => Some(data_dir),
+        }
+    }
 }
 
 /// Without the further configuration, which may hold tokens.
@@ -100,7 +162,8 @@ impl fmt::Debug for Builder {
         f.debug_struct("Builder")
             .field("bin", &self.bin)
             .field("datacenter", &self.datacenter)
-            .field("data_dir", &self.data_dir)
+            .field("node", &self.node_name())
+            .field("role", &self.role)
             .field("joined", &self.joined)
             .field("ports", &self.ports)
             .finish_non_exhaustive()

@@ -5,7 +5,7 @@ use std::{path::Path, process::Stdio, time::Duration};
 use tokio::process::{Child, Command};
 
 use super::super::registry::Registry;
-use super::{Builder, Ports, StartError, logged};
+use super::{Builder, Ports, StartError, builder::Role, logged};
 
 const META: &str = "testkit-nonce";
 
@@ -21,25 +21,35 @@ pub(super) async fn spawn(
     command
         .arg("agent")
         .arg(format!("-datacenter={}", setup.datacenter))
-        .arg(format!("-node={}-s1", setup.datacenter))
+        .arg(format!("-node={}", setup.node_name()))
         .arg(format!("-node-meta={META}:{nonce}"))
         .args(["-bind=127.0.0.1", "-client=127.0.0.1", "-dns-port=-1", "-grpc-port=-1"])
         .arg(format!("-http-port={}", ports.http))
         .arg(format!("-serf-lan-port={}", ports.serf_lan))
-        .arg(format!("-serf-wan-port={}", ports.serf_wan))
-        .arg(format!("-server-port={}", ports.server))
         .arg("-disable-host-node-id")
         .arg("-hcl=disable_update_check = true");
     if has_grpc_tls(&version(&setup.bin).await.map_err(failed)?) {
         command.arg("-grpc-tls-port=-1");
     }
-    match &setup.data_dir {
-        None => command.arg("-dev"),
-        Some(dir) => command
-            .args(["-server", "-bootstrap-expect=1", "-hcl=performance { raft_multiplier = 1 }"])
-            .arg("-data-dir")
-            .arg(dir),
+    if !matches!(setup.role, Role::Client { .. }) {
+        command
+            .arg(format!("-serf-wan-port={}", ports.serf_wan))
+            .arg(format!("-server-port={}", ports.server));
+    }
+    match &setup.role {
+        Role::Memory => command.arg("-dev"),
+        Role::Server { expect, .. } => command
+            .args(["-server", "-hcl=performance { raft_multiplier = 1 }"])
+            .arg(format!("-bootstrap-expect={expect}")),
+        Role::Client { .. } => &mut command,
     };
+    if let Some(dir) = setup.data_dir() {
+        command.arg("-data-dir").arg(dir);
+    }
+    if !setup.retry_join.is_empty() {
+        command.arg("-retry-interval=1s");
+        command.args(setup.retry_join.iter().map(|port| format!("-retry-join=127.0.0.1:{port}")));
+    }
     if let Some(peer) = &setup.joined {
         // Its default of 30 s is what an unlucky start would wait.
         command.arg(format!("-retry-join-wan=127.0.0.1:{}", peer.serf_wan)).arg("-retry-interval-wan=1s");
@@ -73,15 +83,23 @@ pub(super) fn nonce(folder: &Path) -> String {
 /// at its port, and has entered itself into the catalog: until then its indexes
 /// move without anybody's doing. With ACLs in force nobody says; then it is
 /// taken to be.
-pub(super) async fn is_settled(registry: &Registry, nonce: &str) -> bool {
-    let ask = async |path| registry.get_within(path, Duration::from_secs(1)).await;
+pub(super) async fn is_settled(registry: &Registry, setup: &Builder, nonce: &str) -> bool {
+    let ask = async |path: &str| registry.get_within(path, Duration::from_secs(1)).await;
+    let entered = match &setup.role {
+        Role::Client { .. } => format!("/v1/catalog/node/{}", setup.node_name()),
+        _ => "/v1/health/service/consul?passing".to_owned(),
+    };
     match ask("/v1/agent/self").await {
         Ok(answer) if answer.status.is_success() => {
-            let entered = ask("/v1/health/service/consul?passing").await;
-            let entry = entered.map(|it| it.json()[0].clone()).unwrap_or_default();
+            let entered = ask(&entered).await.map(|it| it.json()).unwrap_or_default();
+            let is_own = |entry: &serde_json::Value| entry["Node"]["Meta"][META] == nonce;
+            let checked =
+                |entry: &serde_json::Value| entry["Checks"].as_array().is_some_and(|it| !it.is_empty());
             answer.json()["Meta"][META] == nonce
-                && entry["Node"]["Meta"][META] == nonce
-                && entry["Checks"].as_array().is_some_and(|checks| !checks.is_empty())
+                && match entered.as_array() {
+                    Some(servers) => servers.iter().any(|it| is_own(it) && checked(it)),
+                    None => is_own(&entered),
+                }
         }
         Ok(answer) => answer.status.is_client_error(),
         Err(_) => false,

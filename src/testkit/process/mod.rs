@@ -1,6 +1,7 @@
 //! A real `consul agent` as a child process, on free loopback ports.
 
 mod builder;
+mod cluster;
 mod command;
 mod ports;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use tokio::{
 use super::registry::Registry;
 
 pub use builder::Builder;
+pub use cluster::ConsulCluster;
 pub use ports::Ports;
 
 /// How long an agent may take until it is ready. Our choice: a lonely server
@@ -207,6 +209,25 @@ impl ConsulProcess {
         self.signal(Signal::CONT, "resume")
     }
 
+    /// As [`restart`](Self::restart), with its data folder emptied while it is down:
+    /// it has forgotten its services. Without a `node_id` of its own (a
+    /// [`ConsulCluster`] gives one) it is another node of the same name, which Consul
+    /// 1.8.7 does not let take the old one's place: what that had registered stays.
+    ///
+    /// # Errors
+    /// As [`restart`](Self::restart), or where the folder cannot be emptied.
+    pub async fn restart_empty(&mut self) -> Result<(), StartError> {
+        let _ = self.kill().await;
+        if let Some(dir) = self.setup.data_dir() {
+            let emptied = match fs::remove_dir_all(dir) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => fs::create_dir_all(dir),
+            };
+            emptied.map_err(|source| StartError::Prepare { what: "empty data folder", source })?;
+        }
+        self.restart().await
+    }
+
     /// Starts it again on the same ports, killing it first where it still runs,
     /// and waits until it has a leader (not for the other datacenters, which may
     /// be down on purpose). One with a data folder keeps its state; one in
@@ -271,12 +292,12 @@ impl ConsulProcess {
     }
 
     async fn has_leader(&mut self, deadline: Instant) -> Result<(), StartError> {
-        let (registry, nonce) = (self.registry.clone(), self.nonce.clone());
+        let (registry, setup, nonce) = (self.registry.clone(), self.setup.clone(), self.nonce.clone());
         self.wait_until(deadline, "leader", async || {
             let leader = registry.get_within("/v1/status/leader", 40 * POLL).await;
             leader
                 .is_ok_and(|it| it.status.is_success() && it.json().as_str().is_some_and(|it| !it.is_empty()))
-                && command::is_settled(&registry, &nonce).await
+                && command::is_settled(&registry, &setup, &nonce).await
         })
         .await
     }

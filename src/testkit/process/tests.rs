@@ -122,3 +122,33 @@ async fn an_agent_with_acls_starts_and_its_settings_are_not_printed() {
     let printed = format!("{agent:?} {:?}", agent.registry().clone().token("a-secret"));
     assert!(!printed.contains("a-secret"), "{printed}");
 }
+
+#[tokio::test]
+async fn a_cluster_elects_another_leader_and_its_agents_ask_that() {
+    let Some(bin) = consul() else { return };
+    let mut cluster = ConsulCluster::start(bin, 3, 1).await.unwrap();
+    let registry = cluster.agents()[0].registry().clone();
+    registry.put("/v1/agent/service/register", r#"{"Name":"x"}"#).await.unwrap();
+    let listed = async || registry.passing("x").await.is_ok_and(|it| it == ["x"]);
+    let until_listed = async || {
+        while !listed().await {
+            sleep(POLL).await;
+        }
+    };
+    timeout(READY_WITHIN, until_listed()).await.unwrap();
+    let saved = registry.save_snapshot().await.unwrap();
+    let first = cluster.leader().await.unwrap();
+    cluster.kill(&[first]).await.unwrap();
+    let second = async {
+        while cluster.leader().await.is_none_or(|it| it == first) || !listed().await {
+            sleep(POLL).await;
+        }
+    };
+    timeout(READY_WITHIN, second).await.expect("another leader");
+    cluster.restart(&[first]).await.unwrap();
+    registry.restore_snapshot(saved).await.unwrap();
+    timeout(READY_WITHIN, until_listed()).await.unwrap();
+    // An agent that has lost its data has lost its services.
+    cluster.agents_mut()[0].restart_empty().await.unwrap();
+    assert_eq!(services(&cluster.agents()[0]).await, "{}");
+}

@@ -52,12 +52,13 @@ impl Drop for Asked {
 impl Registry for Fake {
     fn ask(&self, question: registry::Question) -> Asking {
         let (world, at) = (Arc::clone(&self.0), self.1);
+        let registry::Question { seen: after, wait, .. } = question;
         Box::pin(async move {
             let mut index = world.indexes[at].subscribe();
-            let asked = Asked::new(&world, at, question.seen.is_some());
-            if let Some(after) = question.seen {
+            let asked = Asked::new(&world, at, after.is_some());
+            if let Some(after) = after {
                 // Consul adds up to a sixteenth.
-                let _ = timeout(question.wait * 33 / 32, index.wait_for(|it| *it > after)).await;
+                let _ = timeout(wait * 33 / 32, index.wait_for(|it| *it > after)).await;
             } else {
                 sleep(Duration::from_millis(1)).await;
             }
@@ -84,14 +85,8 @@ impl World {
         let settings = ResolverSettings { turns: Turns::new(SEATS, EVERY), ..ResolverSettings::default() };
         (0..SERVICES)
             .map(|at| {
-                let ask = Arc::new(Fake(Arc::clone(self), at));
-                Resolver::run(
-                    ask,
-                    "counter".into(),
-                    settings.clone(),
-                    HasherRng::new(),
-                    tracing::Span::none(),
-                )
+                let (fake, settings) = (Arc::new(Fake(Arc::clone(self), at)), settings.clone());
+                Resolver::run(fake, "counter".into(), settings, HasherRng::new(), tracing::Span::none())
             })
             .collect()
     }

@@ -46,3 +46,33 @@ async fn one_that_says_nothing_is_not_asked_without_a_pause() {
     let times = asked_at(Duration::ZERO, false).await;
     assert_eq!(times.iter().map(Duration::as_millis).collect::<Vec<_>>(), [0, 0, 0, 250]);
 }
+
+/// Waits for news, but no longer than 10 s, and says so.
+struct Hasty(mpsc::UnboundedSender<(Option<u64>, bool)>);
+
+impl Registry for Hasty {
+    fn ask(&self, question: registry::Question) -> Asking {
+        let _ = self.0.send((question.seen, question.begins));
+        let waits = Duration::from_secs(10).min(question.wait);
+        let mut listing = Listing::new([Instance::new("a", "a", 80, "here")]).version(7);
+        listing.waited_for = Some(waits);
+        Box::pin(async move {
+            if question.seen.is_some() {
+                sleep(waits).await;
+            }
+            Ok(listing)
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_waits_less_than_it_may_has_not_ended_early() {
+    let (sender, mut questions) = mpsc::unbounded_channel();
+    let (registry, settings) = (Arc::new(Hasty(sender)), ResolverSettings::default());
+    let _resolver = Resolver::run(registry, "counter".into(), settings, Half, tracing::Span::none());
+    let mut asked = Vec::new();
+    for _ in 0..4 {
+        asked.push(questions.recv().await.unwrap());
+    }
+    assert_eq!(asked, [(None, true), (Some(7), false), (Some(7), false), (Some(7), false)]);
+}

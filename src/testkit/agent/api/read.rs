@@ -102,12 +102,14 @@ impl Read<'_> {
                 let catalog = self.target.catalog.lock();
                 let index = catalog.index_of(self.subject);
                 let fell = catalog.epoch() != epoch;
-                if self.query.index == 0
-                    || index > self.query.index
+                let faults = &self.target.faults;
+                let endless = faults.is(|it| matches!(it, Effect::Endless));
+                let moved = index > self.query.index
                     || fell
                     || emptied != self.is_emptied()
-                    || Instant::now() >= deadline
-                {
+                    || Instant::now() >= deadline;
+                let at_once = self.query.index == 0 || faults.is(|it| matches!(it, Effect::AtOnce));
+                if at_once || (moved && !endless) {
                     let body = if self.is_emptied() { Value::Array(Vec::new()) } else { look(&catalog) };
                     return Ok(self.respond(if fell { self.query.index } else { index }, body));
                 }
@@ -118,7 +120,7 @@ impl Read<'_> {
                 _ = moved.changed() => {}
                 _ = ours.changed() => {}
                 _ = theirs.changed() => {}
-                () = sleep_until(deadline) => {}
+                () = sleep_until(deadline), if Instant::now() < deadline => {}
             }
         }
     }

@@ -1,0 +1,28 @@
+//! Switches for tests: a fault test proves something only where it fails without
+//! the mechanism that it is about.
+
+/// A mechanism that a test may switch off with
+/// [`ConsulServiceBuilder::without`](super::ConsulServiceBuilder::without).
+#[cfg(any(test, feature = "testkit"))]
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mechanism {
+    /// The last known instances stay when the registry fails.
+    KeepOnError,
+    /// The last known instances stay when the list is empty.
+    KeepOnEmpty,
+    /// A list that stays empty puts its old instances behind other datacenters.
+    Demotion,
+    /// An index that falls, or a query that ends without news, is forgotten.
+    IndexReset,
+    /// An instance that failed is left alone for a while.
+    Ejection,
+}
+
+/// What a resolver leaves out.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Without {
+    pub(crate) keep_on_error: bool,
+    pub(crate) keep_on_empty: bool,
+    pub(crate) index_reset: bool,
+}

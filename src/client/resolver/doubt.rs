@@ -1,0 +1,109 @@
+//! What may be wrong with a registry that answers. Pure.
+
+use std::{fmt, time::Duration};
+
+use crate::consul::HealthAnswer;
+
+/// How long a server may be without word from its leader before its stale answers
+/// count as old. A healthy follower hears from it many times a second and gives
+/// it up after 5 s with the default settings (`raft_multiplier` 5,
+/// <https://developer.hashicorp.com/consul/docs/install/performance>); this is twice that.
+const OUT_OF_TOUCH: Duration = Duration::from_secs(10);
+
+/// An answer to a blocking query that comes sooner than this, with the index it
+/// was asked with, has not blocked. Our choice.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// So many of them in a row are no accident. Our choice.
+const MANY: u32 = 8;
+
+/// What is wrong with a registry that answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RegistryDoubt {
+    /// It is cut off from its leader: what it says is as old as their last
+    /// contact, or older. It stays in use.
+    Behind {
+        /// How long ago the server that answered had last heard from the leader,
+        /// when it answered.
+        last_contact: Duration,
+    },
+    /// Blocking queries are answered at once and without news, as a proxy does
+    /// that drops the index. It is asked once a second instead.
+    NotBlocking,
+}
+
+/// Whether blocking queries block.
+#[derive(Debug, Default)]
+pub(super) struct Stir {
+    in_a_row: u32,
+}
+
+// === impl RegistryDoubt ===
+
+impl RegistryDoubt {
+    /// What `answer` itself gives away.
+    pub(super) fn of(answer: &HealthAnswer) -> Option<Self> {
+        let last_contact = answer.last_contact.unwrap_or_default();
+        let behind = answer.known_leader == Some(false) || last_contact >= OUT_OF_TOUCH;
+        behind.then_some(Self::Behind { last_contact })
+    }
+
+    pub(crate) fn is_behind(self) -> bool {
+        matches!(self, Self::Behind { .. })
+    }
+}
+
+impl fmt::Display for RegistryDoubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Behind { last_contact } => write!(
+                f,
+                "its server is cut off from the leader, last heard of {:.1} s before it answered",
+                last_contact.as_secs_f64()
+            ),
+            Self::NotBlocking => f.write_str("it answers blocking queries at once and without news"),
+        }
+    }
+}
+
+// === impl Stir ===
+
+impl Stir {
+    /// A question that was to wait for news was answered after `waited`, with
+    /// `news` or without.
+    pub(super) fn answered(&mut self, waited: Duration, news: bool) {
+        if waited >= AT_ONCE {
+            self.in_a_row = 0;
+        } else if !news {
+            self.in_a_row = self.in_a_row.saturating_add(1);
+        }
+    }
+
+    /// Whether answers pour in while the index stays.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_a_row >= MANY
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_pour_in_without_news_are_named_until_one_has_blocked() {
+        let mut stir = Stir::default();
+        for _ in 0..MANY - 1 {
+            stir.answered(Duration::ZERO, false);
+        }
+        // Churn is no fault, and proves nothing.
+        stir.answered(Duration::ZERO, true);
+        assert!(!stir.is_idle());
+        stir.answered(Duration::ZERO, false);
+        assert!(stir.is_idle());
+        stir.answered(Duration::ZERO, true);
+        assert!(stir.is_idle());
+        stir.answered(AT_ONCE, false);
+        assert!(!stir.is_idle());
+    }
+}

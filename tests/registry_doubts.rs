@@ -1,0 +1,138 @@
+//! A registry that answers, and not as it should.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    Backend, Method, builder, register,
+    stage::{Stage, first, impatient},
+    until,
+};
+use tokio::time::Instant;
+use tonic_failover::{
+    client::RegistryDoubt,
+    testkit::{Agent, Registry},
+};
+
+/// What changes now is seen soon, long before a wait of the default 60 s is over.
+async fn a_change_is_seen(stage: &Stage, registry: &Registry) {
+    let known = first(&stage.client).known;
+    let c = Backend::start("c").await;
+    register(registry, "counter", &format!("c-{}", c.port), c.port).await;
+    until(&stage.client, "the new one is known", |c| first(c).known == known + 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_registry_cut_off_from_its_leader_is_stale_and_stays_in_use() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let stage = Stage::set(agent.registry(), impatient(&agent.url()), Method::Increment).await;
+    let fault = agent.faults().no_leader();
+    stage.lost("cut off from the leader").await;
+    let status = first(&stage.client);
+    assert!(matches!(status.doubt, Some(RegistryDoubt::Behind { .. })), "{status:?}");
+    assert_eq!((status.registry_error, status.known, status.ready), (None, 2, 2));
+    // Its contact grows older, and the age with it; that is the same episode.
+    let age = async |least: Duration| {
+        until(&stage.client, "it grows older", |c| {
+            matches!(first(c).doubt, Some(RegistryDoubt::Behind { last_contact }) if last_contact >= least)
+        })
+        .await;
+    };
+    age(Duration::from_secs(1)).await;
+    age(Duration::from_secs(2)).await;
+    assert!(first(&stage.client).stale_since.unwrap().elapsed() >= Duration::from_secs(2));
+    // Old news is better than none: what it says is followed.
+    a_change_is_seen(&stage, agent.registry()).await;
+    fault.off();
+    stage.back().await;
+    assert_eq!(first(&stage.client).doubt, None);
+    let record = stage.end("cut off from the leader").await;
+    assert_eq!(record.episodes(), (1, 1), "{:#?}", record.words());
+    assert!(record.words().iter().any(|it| it.contains("has been cut off from its leader for")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_registry_that_is_lost_and_comes_back_cut_off_is_one_episode() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let stage = Stage::set(agent.registry(), impatient(&agent.url()), Method::Increment).await;
+    let fault = agent.faults().status(500, "rpc error making call: EOF");
+    stage.lost("status 500").await;
+    let leaderless = agent.faults().no_leader();
+    fault.off();
+    stage.lost("cut off from the leader").await;
+    leaderless.off();
+    stage.back().await;
+    let record = stage.end("lost, then cut off").await;
+    assert_eq!(record.episodes(), (1, 1), "{:#?}", record.words());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_pour_in_while_the_index_stays_are_held_back_and_named() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let stage = Stage::set(agent.registry(), builder(&agent.url()), Method::Increment).await;
+    let fault = agent.faults().answer_at_once();
+    until(&stage.client, "it is named", |c| first(c).doubt == Some(RegistryDoubt::NotBlocking)).await;
+    let line = stage.client.status().to_string();
+    assert!(line.contains("answers blocking queries at once") && !line.contains("stale"), "{line}");
+    let (asked, since) = (agent.counters().requests_to("/v1/health"), Instant::now());
+    stage.callers.go_on_for(500).await;
+    a_change_is_seen(&stage, agent.registry()).await;
+    let asked = agent.counters().requests_to("/v1/health") - asked;
+    assert!(asked <= 3 + since.elapsed().as_secs(), "{asked} questions in {:?}", since.elapsed());
+    fault.off();
+    until(&stage.client, "a query has waited", |c| agent.counters().blocked == 1 && first(c).doubt.is_some())
+        .await;
+    register(agent.registry(), "other", "other", 1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    a_change_is_seen(&stage, agent.registry()).await;
+    until(&stage.client, "it is well again", |c| first(c).doubt.is_none()).await;
+    let record = stage.end("answers at once").await;
+    assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_query_that_never_ends_is_given_up_and_the_news_it_missed_is_fetched() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let stage = Stage::set(agent.registry(), impatient(&agent.url()), Method::Increment).await;
+    let fault = agent.faults().never_end();
+    let record = &stage.record;
+    // 1 s of waiting, a sixteenth, and 0.7 s for the answer.
+    record.until("it is given up", |r| r.words().iter().any(|it| it.contains("within 1.7625s"))).await;
+    a_change_is_seen(&stage, agent.registry()).await;
+    fault.off();
+    stage.back().await;
+    stage.end("never ends").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_registry_that_wants_to_be_left_alone_is() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let stage = Stage::set(agent.registry(), impatient(&agent.url()), Method::Increment).await;
+    let fault = agent.faults().rate_limit(Duration::from_secs(30));
+    stage.lost("asks for fewer requests").await;
+    let asked = agent.counters().requests_to("/v1/health");
+    let service = stage.client.consul_service();
+    service.update_grpc_client("counter").await.unwrap();
+    stage.callers.go_on_for(1000).await;
+    assert_eq!(agent.counters().requests_to("/v1/health"), asked, "not even for an update");
+    fault.off();
+    stage.end("asked for fewer requests").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_index_that_falls_hides_no_change() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let stage = Stage::set(agent.registry(), builder(&agent.url()), Method::Increment).await;
+    for round in 0..3 {
+        // A query that begins only after the fall waits beyond an index to come.
+        agent.wait_for(|it| it.blocked == 1).await.unwrap();
+        agent.faults().reset_index();
+        a_change_is_seen(&stage, agent.registry()).await;
+        assert_eq!(first(&stage.client).known, 3 + round);
+    }
+    let record = stage.end("falling index").await;
+    assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
+}
