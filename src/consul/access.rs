@@ -166,6 +166,8 @@ pub(super) fn read(body: &[u8]) -> Result<Option<Denied>, String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::{consul::ConsulConfig, instance::Snapshot};
 
@@ -194,6 +196,33 @@ mod tests {
         let odd = r#"[{"Resource":"service","Allow":"no"},{"Resource":"node","Allow":false}]"#;
         for body in ["", "null", "{}", "[]", "[1,2]", swapped, odd, &"[".repeat(10_000)] {
             assert!(read(body.as_bytes()).is_err(), "{body:.60}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn only_two_rights_in_the_order_asked_say_anything(
+            entries in prop::collection::vec(("service|node|key", any::<bool>(), "[a-z]{0,3}"), 0..4),
+        ) {
+            let body: Vec<_> = entries
+                .iter()
+                .map(|(resource, allow, segment)| json!({"Resource": resource, "Allow": allow, "Segment": segment}))
+                .collect();
+            let read = read(json!(body).to_string().as_bytes());
+            match &entries[..] {
+                [(one, service, _), (two, nodes, _)] if one == "service" && two == "node" => {
+                    let denied = read.unwrap();
+                    prop_assert_eq!(denied.is_none(), *service && *nodes);
+                    prop_assert_eq!(matches!(denied, Some(Denied::Service | Denied::Both)), !*service);
+                    prop_assert_eq!(matches!(denied, Some(Denied::Nodes | Denied::Both)), !*nodes);
+                }
+                _ => prop_assert!(read.is_err()),
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_an_answer_or_an_error(body in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = read(&body);
         }
     }
 

@@ -118,7 +118,57 @@ pub(super) fn is_at_fault(error: &RegistryError, from_afar: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn a_question_is_put_to_each_agent_at_most_once_and_first_to_one_that_does_not_rest(
+            count in 1..=MOST_AGENTS,
+            steps in prop::collection::vec((0..60_000_u64, 0.0..1.0, any::<u16>()), 1..40),
+        ) {
+            let (mut agents, mut now) = (Agents::new(count), Instant::now());
+            for (later, random, failing) in steps {
+                now += Duration::from_millis(later);
+                let awake: Vec<bool> =
+                    agents.0.iter().map(|it| it.rests_until.is_none_or(|at| at <= now)).collect();
+                let (mut tried, mut asked) = (Tried::default(), Vec::new());
+                let answered = loop {
+                    let Some(agent) = agents.choose(tried, now) else { break false };
+                    if asked.is_empty() {
+                        let first = awake.iter().position(|it| *it);
+                        prop_assert!(first.is_none_or(|it| it == agent), "{first:?} {agent}");
+                    }
+                    prop_assert!(!asked.contains(&agent));
+                    asked.push(agent);
+                    if failing & (1 << agent) == 0 {
+                        agents.answered(agent);
+                        break true;
+                    }
+                    agents.failed(agent, random, now);
+                    tried.add(agent);
+                    prop_assert!(agents.0[agent].rests_until.is_some_and(|it| it - now <= LONGEST_REST));
+                };
+                prop_assert!(answered || asked.len() == count);
+            }
+        }
+
+        #[test]
+        fn a_marked_index_is_unmarked_by_its_own_agent_alone(
+            agent in 0..MOST_AGENTS,
+            other in 0..MOST_AGENTS,
+            index in 1_u64..,
+        ) {
+            match marked(agent, index) {
+                Some(mark) => {
+                    let back = unmarked(other, mark.into()).get();
+                    prop_assert_eq!(back, Some(index).filter(|_| agent == other));
+                }
+                None => prop_assert!(index >> INDEX_BITS > 0),
+            }
+        }
+    }
 
     fn all_but(tried: &[usize]) -> Tried {
         let mut all = Tried::default();

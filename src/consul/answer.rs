@@ -2,7 +2,11 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::Denied;
+use super::{
+    Denied,
+    instances::{self, Wanted},
+    transport::Answer,
+};
 use crate::instance::Snapshot;
 
 /// The registry's answer to a [`HealthQuery`](super::HealthQuery).
@@ -31,7 +35,24 @@ pub struct HealthAnswer {
     pub skipped: Vec<SkippedEntry>,
 }
 
+// === impl HealthAnswer ===
+
 impl HealthAnswer {
+    /// Reads a good answer. It does not tell which agent it came from.
+    pub(super) fn read(answer: &Answer, wanted: Wanted<'_>) -> Result<Self, serde_json::Error> {
+        let (snapshot, skipped) = instances::read(&answer.body, wanted)?;
+        let filtered = answer.flag("x-consul-results-filtered-by-acls") == Some(true);
+        Ok(Self {
+            index: answer.number("x-consul-index").filter(|it| *it > 0),
+            known_leader: answer.flag("x-consul-knownleader"),
+            last_contact: answer.number("x-consul-lastcontact").map(Duration::from_millis),
+            filtered_by_acl: filtered,
+            denied: filtered.then_some(Denied::Part),
+            skipped,
+            ..Self::of(snapshot)
+        })
+    }
+
     /// An answer that says nothing but this.
     pub(crate) fn of(snapshot: Snapshot) -> Self {
         Self {

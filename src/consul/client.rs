@@ -18,7 +18,7 @@ use super::{
     ServiceRegistration, access, config, instances, name,
     pool::Pool,
     query,
-    refusal::refusal,
+    refusal::{excerpt, refusal},
     token::Token,
     transport::{self, Answer, Call, Credentials},
 };
@@ -168,8 +168,7 @@ impl ConsulClient {
         loop {
             let call = Call::get("v1/catalog/datacenters", String::new());
             let answer = self.call_within(search.agent, call, None, self.inner.request_timeout).await;
-            let read =
-                |it: Answer| serde_json::from_slice(&it.body).map_err(|error| self.not_understood(error));
+            let read = |it: Answer| datacenters(&it.body).map_err(|error| self.not_understood(error));
             if let Some(list) = self.inner.pool.judge(&mut search, answer.and_then(read)) {
                 return list;
             }
@@ -247,20 +246,10 @@ impl ConsulClient {
             if waits { self.inner.pool.while_it_is_there(agent, answer).await? } else { answer.await? };
         let wanted =
             instances::Wanted { warning: query.wants_warning(), meta: query.wanted_meta(), from_afar };
-        let (snapshot, skipped) =
-            instances::read(&answer.body, wanted).map_err(|error| self.not_understood(error))?;
-        let index = answer.number("x-consul-index").filter(|it| *it > 0);
-        let filtered = answer.flag("x-consul-results-filtered-by-acls") == Some(true);
-        Ok(HealthAnswer {
-            snapshot,
-            agent: Arc::clone(pool.address(agent)),
-            index: pool.index(agent, index),
-            known_leader: answer.flag("x-consul-knownleader"),
-            last_contact: answer.number("x-consul-lastcontact").map(Duration::from_millis),
-            filtered_by_acl: filtered,
-            denied: filtered.then_some(Denied::Part),
-            skipped,
-        })
+        let mut answer = HealthAnswer::read(&answer, wanted).map_err(|error| self.not_understood(error))?;
+        answer.agent = Arc::clone(pool.address(agent));
+        answer.index = pool.index(agent, answer.index);
+        Ok(answer)
     }
 
     /// The datacenter of the agent, asked for once.
@@ -330,7 +319,7 @@ impl ConsulClient {
     /// An answer that nobody can read: why, without what it may repeat of the question.
     fn not_understood(&self, error: impl fmt::Display) -> RegistryError {
         let credentials = self.credentials_with(self.inner.token.last());
-        RegistryError::not_understood(credentials.hidden(&error.to_string()))
+        not_understood(error, &credentials)
     }
 
     fn credentials_with(&self, token: Option<HeaderValue>) -> Credentials {
@@ -349,6 +338,16 @@ impl fmt::Debug for ConsulClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConsulClient").field("address", &self.address()).finish_non_exhaustive()
     }
+}
+
+/// The body of a list of datacenters.
+pub(super) fn datacenters(body: &[u8]) -> Result<Vec<String>, serde_json::Error> {
+    serde_json::from_slice(body)
+}
+
+/// What is wrong with an answer; serde repeats what it did not expect, however long.
+pub(super) fn not_understood(error: impl fmt::Display, credentials: &Credentials) -> RegistryError {
+    RegistryError::not_understood(excerpt(&credentials.hidden(&error.to_string())))
 }
 
 fn checked(id: &str) -> Result<&str, RegistryError> {

@@ -1,13 +1,20 @@
 //! What must hold for any answer and any configuration: run on chance by the tests
 //! here, and by the fuzz targets in `fuzz/`; both begin with the seeds in `tests/seeds`.
 
-use std::ffi::OsString;
+use std::{collections::HashSet, error::Error, ffi::OsString, os::unix::ffi::OsStringExt, sync::LazyLock};
 
 use http02::{HeaderMap, HeaderName, HeaderValue};
+use rustify::endpoint::Endpoint;
+use url::{Url, form_urlencoded};
 
 use super::{
-    BlockingIndex, ConsulConfig, HealthQuery, RegistryError, ServiceName, config, instances,
-    refusal::refusal, transport::Answer,
+    BlockingIndex, ConfigError, ConsulConfig, HealthAnswer, HealthQuery, RegistryError, ServiceName,
+    ServiceRegistration, access, agents,
+    client::{datacenters, not_understood},
+    config,
+    instances::Wanted,
+    refusal::refusal,
+    transport::{Answer, Call, Credentials},
 };
 
 /// What no message may show.
@@ -22,8 +29,17 @@ const HEADERS: [&str; 5] = [
     "retry-after",
 ];
 
+/// Longer than any message may be: what of an answer is shown has 300 characters at most.
+const LONG: usize = 400;
+
+/// As it is made for every configuration; making one takes 40 ms.
+static HTTP: LazyLock<reqwest::Client> = LazyLock::new(|| {
+    config::http_client(&agent("localhost:8500").expect("the address is good"))
+        .expect("the settings are good")
+});
+
 /// Reads `data` as an answer: a byte for the question, two for the status, five
-/// lines for headers, and the body.
+/// lines for headers, and the body. It is read as an answer to each question.
 ///
 /// # Panics
 /// Where what was read is not as it must be.
@@ -37,69 +53,168 @@ pub fn answer(data: &[u8]) {
         }
         body = &body[end + 1..];
     }
-    let meta = [("version".to_owned(), "1".to_owned())];
-    let wanted = instances::Wanted {
-        warning: how & 1 != 0,
-        from_afar: how & 2 != 0,
-        meta: if how & 4 != 0 { &meta } else { &[] },
-    };
-    if let Ok((snapshot, _)) = instances::read(body, wanted) {
-        for instance in &snapshot.instances {
-            let uri = format!("http://{}/", instance.id).parse::<http02::Uri>();
-            let port = uri.as_ref().ok().and_then(http02::Uri::port_u16);
-            assert!(port.is_some_and(|it| it != 0), "{instance:?}");
-            assert!((1..=65_535).contains(&instance.weight), "{instance:?}");
-            assert!(wanted.warning || !instance.warning, "{instance:?}");
-        }
-    }
-    let mut index = BlockingIndex::from(u64::from(high));
     let status = u16::from_be_bytes([high, low]) % 1000;
     let answer = Answer { status, headers, body: body.to_vec() };
-    index.answered(answer.number(HEADERS[0]));
-    assert_ne!(index.get(), Some(0));
-    let _ = HEADERS.map(|name| answer.flag(name));
-    let error = refusal(&answer, Some("dc2"), str::to_owned);
-    let line = error.to_string();
-    assert!(line.chars().count() < 400 && !line.contains('\n'), "{line}");
+    let credentials = credentials("");
+    let meta = [("version".to_owned(), "1".to_owned())];
+    let from_afar = how & 2 != 0;
+    let meta = if how & 4 != 0 { &meta[..] } else { &[] };
+    let wanted = Wanted { warning: how & 1 != 0, from_afar, meta };
+    match HealthAnswer::read(&answer, wanted) {
+        Ok(read) => holds_together(&read, wanted, u64::from(high)),
+        Err(error) => is_told(&not_understood(error, &credentials)),
+    }
+    if let Err(error) = access::read(body) {
+        is_told(&not_understood(error, &credentials));
+    }
+    if let Err(error) = datacenters(body) {
+        is_told(&not_understood(error, &credentials));
+    }
+    let error = refusal(&answer, Some("dc2"), |text| credentials.hidden(text));
+    is_told(&error);
     assert!(error.retry_after().is_none() || matches!(error, RegistryError::RateLimited { .. }));
+    // What an agent answers by itself says as much of it, whatever was asked about.
+    assert!(agents::is_at_fault(&error, false) || !agents::is_at_fault(&error, true), "{error}");
 }
 
-/// Reads `data` as text: lines `VARIABLE=value`, and on others an address, a token
-/// and names to ask for.
+/// Reads `data` as settings: lines `VARIABLE=value`, each line also as an address, a
+/// token, a user's password, a datacenter, a filter and names to ask for or to
+/// register, and all of it as the file of a token.
 ///
 /// # Panics
 /// Where what was read is not as it must be, or a secret shows.
 pub fn configuration(data: &[u8]) {
-    let text = String::from_utf8_lossy(data).replace(SECRET, "");
+    // More than this is no setting. What is none of ours must not look like a secret.
+    if data.len() > 4096 || data.windows(SECRET.len()).any(|it| it == SECRET.as_bytes()) {
+        return;
+    }
     let secret = |name: &str| matches!(name, "CONSUL_HTTP_TOKEN" | "CONSUL_HTTP_AUTH");
     let read = ConsulConfig::from_vars(|name| {
-        let found = text.lines().filter_map(|it| it.split_once('=')).find(|it| it.0 == name)?.1;
-        Some(OsString::from(if secret(name) { format!("{SECRET}:{found}") } else { found.to_owned() }))
+        let mut lines = data.split(|it| *it == b'\n');
+        let found = lines.find_map(|it| it.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+        let before = if secret(name) { format!("{SECRET}:") } else { String::new() };
+        Some(OsString::from_vec([before.as_bytes(), found].concat()))
     });
     shows_nothing(&read);
-    for line in text.lines() {
-        let config = ConsulConfig::new(line);
-        shows_nothing(&config);
-        let token = format!("{SECRET}{line}");
-        let config = config.or_else(|_| ConsulConfig::new("localhost")).map(|it| it.token(token));
-        if let Ok(config) = config {
-            let header = config::token(&config);
-            shows_nothing(&header.map(|_| config));
+    for content in [data.to_vec(), [SECRET.as_bytes(), data].concat()] {
+        let file = config::Given { setting: "token_file", value: "token".into() };
+        is_hidden(config::token_of(&file, content));
+    }
+    for line in String::from_utf8_lossy(data).lines() {
+        shows_nothing(&agent(line));
+        for address in [format!("http://me:{SECRET}{line}@localhost:8500"), format!("{line}{SECRET}@{line}")]
+        {
+            let error = agent(&address).expect_err("a password does not belong there");
+            shows_nothing(&Err(error));
         }
-        if let Ok(name) = ServiceName::new(line) {
-            let query = HealthQuery::of(name).tag(line).meta(line, line).filter(line).near(line);
-            let path = query.path();
-            assert!(path.starts_with("v1/health/service/") && path.len() > 18, "{path}");
-            let asked = query.query(Some(line), None);
-            assert!(asked.is_ascii() && !asked.contains([' ', '\n', '#']), "{asked}");
+        let config = agent(line).unwrap_or_else(|_| agent("localhost:8500").expect("the address is good"));
+        let more = config.clone().more_agents([line]);
+        shows_nothing(&more);
+        let secret = format!("{SECRET}{line}");
+        let config = config.token(&*secret).basic_auth(format!("me:{secret}")).namespace(line);
+        is_hidden(config::token(&config).map(|it| it.expect("one was given")));
+        is_hidden(config::authorization(&config, &HTTP).map(|it| it.expect("one was given")));
+        shows_nothing(&Ok(config.clone()));
+        let credentials = credentials(line);
+        let repeated = format!("{config:?} {secret:?} {secret} {:?}", credentials.authorization);
+        assert!(!credentials.hidden(&repeated).contains(SECRET), "{repeated}");
+        arrives(&config, line, &credentials);
+    }
+}
+
+fn agent(address: &str) -> Result<ConsulConfig, ConfigError> {
+    ConsulConfig::new(address)
+}
+
+/// Those of a client whose token is the secret and `more`, as far as a header takes it.
+fn credentials(more: &str) -> Credentials {
+    let token = format!("{SECRET}{more}");
+    let auth = format!("me:{token}");
+    let authorization = HTTP.get("http://localhost").basic_auth("me", Some(&token)).build().ok();
+    Credentials {
+        authorization: authorization.and_then(|it| it.headers().get("authorization").cloned()),
+        token: HeaderValue::from_str(&token).ok(),
+        auth: Some(auth.into()),
+    }
+}
+
+/// A good answer, for whoever goes by it.
+fn holds_together(answer: &HealthAnswer, wanted: Wanted<'_>, before: u64) {
+    let mut ids = HashSet::new();
+    for instance in &answer.snapshot.instances {
+        let uri = format!("http://{}/", instance.id).parse::<http02::Uri>();
+        let port = uri.as_ref().ok().and_then(http02::Uri::port_u16);
+        assert!(port.is_some_and(|it| it != 0), "{instance:?}");
+        assert!((1..=65_535).contains(&instance.weight), "{instance:?}");
+        assert!(wanted.warning || !instance.warning, "{instance:?}");
+        let has = |(key, value): &(String, String)| instance.meta.get(key) == Some(value);
+        assert!(wanted.meta.iter().all(has), "{instance:?}");
+        let tags: HashSet<_> = instance.tags.iter().collect();
+        assert!(tags.len() == instance.tags.len() && !tags.contains(&String::new()), "{instance:?}");
+        assert!(ids.insert(&instance.id), "twice: {instance:?}");
+    }
+    for entry in &answer.skipped {
+        let line = entry.to_string();
+        // Each character may need an escape of ten.
+        assert!(line.len() < 3 * 10 * LONG && !line.contains('\n'), "{line}");
+    }
+    assert_eq!(answer.denied.is_some(), answer.filtered_by_acl);
+    let mut index = BlockingIndex::from(before);
+    index.answered(answer.index);
+    assert_ne!((index.get(), answer.index), (Some(0), Some(0)));
+    for agent in [0, agents::MOST_AGENTS - 1] {
+        if let Some(marked) = answer.index.and_then(|it| agents::marked(agent, it)) {
+            assert_eq!(agents::unmarked(agent, marked.into()).get(), answer.index);
         }
     }
 }
 
-fn shows_nothing(config: &Result<ConsulConfig, super::ConfigError>) {
+/// An error and what lies behind it: each fits a line and shows no secret.
+fn is_told(error: &RegistryError) {
+    let mut error: Option<&dyn Error> = Some(error);
+    while let Some(it) = error {
+        let line = it.to_string();
+        assert!(line.chars().count() < LONG && !line.contains(char::is_control), "{line}");
+        assert!(!line.contains(SECRET), "{line}");
+        error = it.source();
+    }
+}
+
+/// What is asked about `line` comes out of the request as it was.
+fn arrives(config: &ConsulConfig, line: &str, credentials: &Credentials) {
+    let Ok(name) = ServiceName::new(line) else { return };
+    let query = HealthQuery::of(name).datacenter(line).tag(line).meta(line, line).filter(line).near(line);
+    let call = Call::get(query.path(), query.query(config.namespace.as_deref(), None));
+    let base = config.address.url();
+    let request = call.with_middleware(credentials).request(&base).expect("it makes a request");
+    let request = reqwest::Request::try_from(request).expect("it can be sent");
+    let (url, base) = (request.url(), Url::parse(&base).expect("an address is a URL"));
+    assert_eq!(url.origin(), base.origin());
+    // Read by Consul with escapes resolved once, in the path without a meaning of `+`.
+    let path = url.path().strip_prefix("/v1/health/service/").expect("the path stays");
+    let path = path.replace('+', "%2B").replace('&', "%26").replace('=', "%3D");
+    let path: Vec<_> = form_urlencoded::parse(path.as_bytes()).into_owned().collect();
+    assert_eq!(path, [(line.to_owned(), String::new())]);
+    let pairs: Vec<_> = url.query_pairs().collect();
+    let pairs: Vec<_> = pairs.iter().map(|(key, value)| (&**key, &**value)).collect();
+    let keys = [("dc", line), ("ns", line), ("near", line), ("filter", line), ("tag", line)];
+    assert_eq!(pairs, [&[("passing", "")], &keys[..], &[("stale", "")]].concat());
+    let registration = ServiceRegistration::new(line, line, line, 1).expect("the name is good");
+    let registration = serde_json::to_value(registration.tag(line).meta(line, line)).expect("it is JSON");
+    assert_eq!((&registration["Name"], &registration["Meta"][line]), (&line.into(), &line.into()));
+}
+
+fn is_hidden(header: Result<HeaderValue, ConfigError>) {
+    match header {
+        Ok(header) => assert!(header.is_sensitive(), "it would show in logs"),
+        Err(error) => shows_nothing(&Err(error)),
+    }
+}
+
+fn shows_nothing(config: &Result<ConsulConfig, ConfigError>) {
     let shown = match config {
         Ok(config) => {
-            let url = url::Url::parse(config.address.url().as_str());
+            let url = Url::parse(config.address.url().as_str());
             assert!(url.is_ok_and(|it| it.has_host() && it.path() == "/" && it.username().is_empty()));
             format!("{config:?}")
         }

@@ -64,7 +64,26 @@ impl From<u64> for BlockingIndex {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn it_is_the_last_answers_or_none_and_none_only_where_that_was_lower_or_had_none(
+            answers in prop::collection::vec(prop::option::of(0..5_u64), 0..20),
+        ) {
+            let mut index = BlockingIndex::NONE;
+            for answer in answers {
+                let before = index.get();
+                let step = index.answered(answer);
+                let worthless = answer.is_none_or(|it| it == 0 || before.is_some_and(|old| it < old));
+                prop_assert_eq!(step == IndexStep::Reset, worthless);
+                prop_assert_eq!(index.get(), answer.filter(|_| !worthless));
+                prop_assert_eq!(step == IndexStep::Same, !worthless && before == answer);
+            }
+        }
+    }
 
     #[test]
     fn the_first_answer_gives_the_index() {

@@ -16,7 +16,7 @@ use serde::{
 };
 use serde_json::Value;
 
-use super::{SkipReason, SkippedEntry};
+use super::{SkipReason, SkippedEntry, refusal::excerpt};
 use crate::instance::{Instance, Snapshot};
 
 /// The largest weight that Consul takes
@@ -154,13 +154,9 @@ impl Reading<'_> {
         let entry = match Entry::deserialize(json) {
             Ok(entry) => entry,
             Err(error) => {
-                let text = |of: &str, key: &str| json[of][key].as_str().unwrap_or_default().to_owned();
-                let reason = SkipReason::NotUnderstood(error.to_string());
-                self.skipped.push(SkippedEntry {
-                    id: text("Service", "ID"),
-                    node: text("Node", "Node"),
-                    reason,
-                });
+                let text = |of: &str, key: &str| json[of][key].as_str().unwrap_or_default();
+                let reason = SkipReason::NotUnderstood(excerpt(&error.to_string()));
+                self.skip(text("Service", "ID"), text("Node", "Node"), reason);
                 return;
             }
         };
@@ -175,10 +171,13 @@ impl Reading<'_> {
         }
         match entry.endpoint(self.wanted.from_afar) {
             Ok((host, port)) => self.keep(entry.into_instance(&host, port, health)),
-            Err(reason) => {
-                self.skipped.push(SkippedEntry { id: entry.service.id, node: entry.node.node, reason });
-            }
+            Err(reason) => self.skip(&entry.service.id, &entry.node.node, reason),
         }
+    }
+
+    /// What is told of it goes into the log, so it is cut short.
+    fn skip(&mut self, id: &str, node: &str, reason: SkipReason) {
+        self.skipped.push(SkippedEntry { id: excerpt(id), node: excerpt(node), reason });
     }
 
     /// Two entries with one address are one process; the healthier describes it.
@@ -235,7 +234,7 @@ impl Entry {
         ];
         let address =
             candidates.into_iter().flatten().find(|it| !it.is_empty()).ok_or(SkipReason::NoAddress)?;
-        let host = host(address).ok_or_else(|| SkipReason::Address(address.to_owned()))?;
+        let host = host(address).ok_or_else(|| SkipReason::Address(excerpt(address)))?;
         let port = service_wan.map(|it| it.port).filter(|it| *it != 0).unwrap_or(service.port);
         match u16::try_from(port) {
             Ok(port) if port != 0 => Ok((host, port)),

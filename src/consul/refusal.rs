@@ -32,12 +32,12 @@ pub(super) fn refusal(
     }
 }
 
-/// The beginning of `body`, fit for one line.
-fn excerpt(text: &str) -> String {
+/// The beginning of `text`, fit for one line.
+pub(super) fn excerpt(text: &str) -> String {
     let text = text.trim();
     let mut short: String =
         text.chars().take(EXCERPT).map(|it| if it.is_control() { ' ' } else { it }).collect();
-    if short.len() < text.len() {
+    if text.chars().nth(EXCERPT).is_some() {
         short.push('…');
     }
     short

@@ -157,6 +157,9 @@ impl Credentials {
         for secret in [token.as_deref(), encoded, self.auth.as_deref(), password].into_iter().flatten() {
             if !secret.is_empty() {
                 text = text.replace(secret, "(hidden)");
+                // As an error quotes it.
+                let quoted = format!("{secret:?}");
+                text = text.replace(&quoted[1..quoted.len() - 1], "(hidden)");
             }
         }
         text

@@ -88,7 +88,39 @@ impl Stir {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::instance::Snapshot;
+
+    proptest! {
+        #[test]
+        fn they_pour_in_where_many_without_news_have_come_since_one_last_blocked(
+            answers in prop::collection::vec((any::<bool>(), any::<bool>()), 0..60),
+        ) {
+            let mut stir = Stir::default();
+            for (blocked, news) in &answers {
+                stir.answered(if *blocked { AT_ONCE } else { AT_ONCE / 2 }, *news);
+            }
+            let since = answers.iter().rposition(|it| it.0).map_or(0, |it| it + 1);
+            let without_news = answers[since..].iter().filter(|it| !it.1).count();
+            prop_assert_eq!(stir.is_idle(), without_news >= MANY as usize);
+        }
+
+        #[test]
+        fn a_server_is_behind_without_a_leader_or_long_after_its_last_word(
+            known_leader: Option<bool>,
+            last_contact in prop::option::of(prop_oneof![0..20_000_u64, any::<u64>()]),
+        ) {
+            let mut answer = HealthAnswer::of(Snapshot::default());
+            answer.known_leader = known_leader;
+            answer.last_contact = last_contact.map(Duration::from_millis);
+            let doubt = RegistryDoubt::of(&answer);
+            let silent = last_contact.is_some_and(|it| it >= 10_000);
+            prop_assert_eq!(doubt.is_some(), silent || known_leader == Some(false));
+            prop_assert!(doubt.is_none_or(|it| it.is_behind() && it.to_string().len() < 120));
+        }
+    }
 
     #[test]
     fn answers_that_pour_in_without_news_are_named_until_one_has_blocked() {

@@ -75,6 +75,10 @@ impl Spacing {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    // Both name a trait so.
+    use tower::util::rng::Rng;
+
     use super::*;
 
     struct Always(u64);
@@ -86,6 +90,45 @@ mod tests {
     }
 
     const MS: Duration = Duration::from_millis(1);
+
+    proptest! {
+        #[test]
+        fn in_no_span_do_more_go_than_the_burst_and_one_for_each_step(
+            burst in 1..6_u32,
+            pauses in prop::collection::vec(0..400_u32, 1..60),
+        ) {
+            let (mut now, mut spacing) = (Instant::now(), Spacing::with_burst(100 * MS, burst));
+            let mut gone = Vec::new();
+            for pause in pauses {
+                now += pause * MS;
+                let at = spacing.take(now);
+                prop_assert!(at >= now);
+                // Whoever asks waits for its turn.
+                now = at;
+                gone.push(at);
+            }
+            for (first, begin) in gone.iter().enumerate() {
+                for (more, end) in gone[first..].iter().enumerate() {
+                    let steps = (*end - *begin).as_millis() / 100;
+                    prop_assert!(more as u128 <= u128::from(burst - 1) + steps, "{more} within {:?}", *end - *begin);
+                }
+            }
+        }
+
+        #[test]
+        fn a_delay_is_below_its_bound_and_the_bound_below_the_largest(
+            min in 0..2_000_u32,
+            max in 0..20_000_u32,
+            chances in prop::collection::vec(any::<u64>(), 1..80),
+        ) {
+            let mut backoff = Backoff::new(min * MS, max * MS, Always(0));
+            for (failures, chance) in (0_u32..).zip(chances) {
+                backoff.rng = Always(chance);
+                let bound = (min * MS).saturating_mul(2_u32.saturating_pow(failures)).min(max.max(min) * MS);
+                prop_assert!(backoff.failed() <= bound);
+            }
+        }
+    }
 
     #[test]
     fn the_bound_of_the_delay_doubles_up_to_the_largest() {

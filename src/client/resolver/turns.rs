@@ -209,10 +209,42 @@ impl Drop for Queued {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+    use proptest::prelude::*;
+
     use super::*;
 
     const RULE: Rule = Rule { seats: 2, read_every: Duration::from_secs(10) };
     const MINUTE: Duration = Duration::from_secs(60);
+
+    proptest! {
+        /// Services ask, are answered, fail and leave in any order.
+        #[test]
+        fn no_more_sit_than_there_are_seats_and_who_queues_sits_as_soon_as_one_is_free(
+            seats in 1..4_usize,
+            steps in prop::collection::vec((0..5_u8, 0..6_usize, any::<bool>()), 0..80),
+        ) {
+            let turns = Turns::new(seats, RULE.read_every);
+            let mut all: Vec<Turn> = (0..6).map(|_| turns.join()).collect();
+            for (step, which, changed) in steps {
+                match step {
+                    0 | 1 => _ = all[which].sit(),
+                    2 => all[which].answered(changed),
+                    3 => all[which].leave(),
+                    _ => all[which] = turns.join(),
+                }
+                // As its task does: whoever is given a seat hears of it.
+                for turn in &mut all {
+                    let _ = turn.granted().now_or_never();
+                }
+                let sit = all.iter().filter(|it| matches!(it.seat, Seat::Held { .. })).count();
+                let queue = all.iter().filter(|it| matches!(it.seat, Seat::Queued { .. })).count();
+                prop_assert!(sit <= seats);
+                prop_assert!(queue == 0 || sit == seats, "{queue} queue while {sit} of {seats} sit");
+                prop_assert_eq!(turns.shared.others_queue(), queue > 0);
+            }
+        }
+    }
 
     #[test]
     fn a_question_waits_no_longer_than_between_two_reads_while_others_queue() {

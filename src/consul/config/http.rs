@@ -101,6 +101,14 @@ pub(in crate::consul) fn token_in(file: &Given<PathBuf>) -> Result<HeaderValue, 
     fs::File::open(&file.value)
         .and_then(|it| it.take(LONGEST_TOKEN + 1).read_to_end(&mut content))
         .map_err(|source| unreadable(file, source))?;
+    token_of(file, content)
+}
+
+/// The token that `file` holds, where its first bytes are `content`.
+pub(in crate::consul) fn token_of(
+    file: &Given<PathBuf>,
+    content: Vec<u8>,
+) -> Result<HeaderValue, ConfigError> {
     if content.len() as u64 > LONGEST_TOKEN {
         return Err(bad_file(file, "the file is too long; it must hold a token and nothing else"));
     }

@@ -17,6 +17,8 @@ use std::{
 use super::agents::MOST_AGENTS;
 pub(super) use address::Address;
 pub use error::ConfigError;
+#[cfg(any(test, feature = "testkit"))]
+pub(super) use http::token_of;
 pub(super) use http::{authorization, http_client, token, token_in};
 
 /// How to reach a Consul agent.

@@ -151,12 +151,23 @@ fn path(text: &str) -> Result<(Token, &str), String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn passes(filter: &str) -> Result<bool, String> {
         let meta = [("k", "v-1"), ("n", "1")].map(|(key, value)| (key.to_owned(), value.to_owned()));
         let tags = ["v-1", "2", "x.y", "V"].map(str::to_owned);
         Ok(Filter::parse(filter)?.matches(&tags, &meta.into()))
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_filter_or_refused(
+            text in ".{0,30}|(Service|Tags|Meta|in|contains|and|==|[a-c\"`\\[\\]. é0-9-]){0,16}",
+        ) {
+            let _ = passes(&text);
+        }
     }
 
     // What each of them gives is what Consul 1.8.7 gave; see `tests/conformance.rs`
