@@ -30,8 +30,9 @@ const STAGE: &str = "REGISTRY_BENCH_STAGE";
 /// Told in docs/registry.md. A third of it is enough on a machine with nothing else to do.
 const LIMIT: Duration = Duration::from_secs(290);
 const IDLE: Duration = Duration::from_secs(5);
-/// How many changes are timed in each stage.
+/// How many changes are timed in each stage, unless that takes too long.
 const ROUNDS: usize = 100;
+const ROUNDS_WITHIN: Duration = Duration::from_secs(40);
 /// The services that are changed in turn, so that churn need not be waited for.
 const CHANGED: usize = 4;
 /// The time between two changes of one service: longer than two of the steps in which
@@ -86,19 +87,20 @@ async fn all(bin: std::path::PathBuf) -> Outcome {
     let begun = Instant::now();
     populate(consul.registry(), &ports).await?;
     println!(
-        "{} services x {INSTANCES} instances registered in {:.1} s; {} profile; {} changes a stage; load {before} on {} cores",
+        "{} services x {INSTANCES} instances registered in {:.1} s; {} profile; load {before} on {} cores",
         STAGES[3],
         begun.elapsed().as_secs_f64(),
         if cfg!(debug_assertions) { "dev" } else { "optimised" },
-        ROUNDS,
         std::thread::available_parallelism()?,
     );
     println!(
         "| services | all ready, s | connections to Consul, most / idle | long polls | KiB a service | CPU idle, % of a \
-         core (Consul's) | bare blocking query, median / p99 / most, ms | new binding | difference | \
-         change without a long poll, median / most, s |\n|---|---|---|---|---|---|---|---|---|---|"
+         core (Consul's) | changes | bare blocking query, median / p99 / most, ms | new binding | difference | \
+         change without a long poll, median / most, s |\n|---|---|---|---|---|---|---|---|---|---|---|"
     );
-    for services in STAGES {
+    // Numbers on the command line choose among the stages.
+    let chosen: Vec<usize> = env::args().filter_map(|it| it.parse().ok()).collect();
+    for services in STAGES.into_iter().filter(|it| chosen.is_empty() || chosen.contains(it)) {
         let pid = consul.pid().unwrap_or_default();
         let mut stage = Command::new(env::current_exe()?);
         stage
@@ -192,12 +194,13 @@ async fn measure(url: &str, services: usize) -> Outcome {
     let [bare, bound, difference] = [0, 1, 2].map(|which| Spread::of(times.iter().map(|it| it[which])));
     let without = unwatched(&registry, &clients).await?;
     println!(
-        "| {services} | {:.2} | {} / {idle} | {polls} | {memory} | {:.1} ({:.1}) | {bare} | {bound} | {difference} | \
+        "| {services} | {:.2} | {} / {idle} | {polls} | {memory} | {:.1} ({:.1}) | {} | {bare} | {bound} | {difference} | \
          {without} |",
         ready.as_secs_f64(),
         connections.most,
         cpu[0],
         cpu[1],
+        times.len(),
     );
     let later = bound.median - bare.median;
     println!(
@@ -251,8 +254,12 @@ async fn changes(
 ) -> Result<Vec<[f64; 3]>, Box<dyn std::error::Error>> {
     let mut times = Vec::new();
     let mut last: Vec<Option<Instant>> = vec![None; clients.len()];
+    let begun = Instant::now();
     // The first change may find a service without a long poll; then it keeps one.
     for round in 0..clients.len() + ROUNDS {
+        if begun.elapsed() > ROUNDS_WITHIN && !times.is_empty() {
+            break;
+        }
         let service = round % clients.len();
         let client = &clients[service];
         let mut bindings = client.subscribe();
@@ -354,7 +361,8 @@ impl Connections {
     }
 }
 
-/// The questions about instances that are under way at the agent, by its own word.
+/// The questions about instances that wait for news at the agent, by its own word: its
+/// goroutines that wait within one.
 async fn long_polls(registry: &Registry) -> Result<usize, Box<dyn std::error::Error>> {
     let answer = registry.get("/debug/pprof/goroutine?debug=1").await?;
     if !answer.status.is_success() {
@@ -362,7 +370,7 @@ async fn long_polls(registry: &Registry) -> Result<usize, Box<dyn std::error::Er
     }
     // Blocks of a line that begins with the number of goroutines and an @, and their stack.
     let text = answer.text();
-    let asked = text.split("\n\n").filter(|it| it.contains("HealthServiceNodes"));
+    let asked = text.split("\n\n").filter(|it| ["HealthServiceNodes", "WatchSet"].iter().all(|part| it.contains(part)));
     let numbers = asked.flat_map(str::lines).filter_map(|it| it.split_once(" @ "));
     Ok(numbers.filter_map(|(number, _)| number.parse::<usize>().ok()).sum())
 }
