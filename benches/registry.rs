@@ -32,7 +32,7 @@ const LIMIT: Duration = Duration::from_secs(290);
 const IDLE: Duration = Duration::from_secs(5);
 /// How many changes are timed in each stage, unless that takes too long.
 const ROUNDS: usize = 100;
-const ROUNDS_WITHIN: Duration = Duration::from_secs(40);
+const ROUNDS_WITHIN: Duration = Duration::from_secs(25);
 /// The services that are changed in turn, so that churn need not be waited for.
 const CHANGED: usize = 4;
 /// The time between two changes of one service: longer than two of the steps in which
@@ -101,6 +101,11 @@ async fn all(bin: std::path::PathBuf) -> Outcome {
     // Numbers on the command line choose among the stages.
     let chosen: Vec<usize> = env::args().filter_map(|it| it.parse().ok()).collect();
     for services in STAGES.into_iter().filter(|it| chosen.is_empty() || chosen.contains(it)) {
+        // Consul goes on with the questions of a process that has ended until something
+        // changes; every service has an instance on this node.
+        let node =
+            json!({"Node": "n-0", "Address": "127.0.0.1", "NodeMeta": {"stage": services.to_string()}});
+        put(consul.registry(), "/v1/catalog/register", &node).await?;
         let pid = consul.pid().unwrap_or_default();
         let mut stage = Command::new(env::current_exe()?);
         stage
@@ -342,8 +347,9 @@ struct Connections {
 }
 
 impl Connections {
-    /// Counts those that are established. The table is that of the whole host, and is
-    /// not read at one moment, so sockets are told apart by their inodes.
+    /// Counts those that are established. The table is that of the whole host and takes
+    /// long to read where that is busy, while sockets come and go: so each counts once,
+    /// by its inode, and only if it is still open afterwards.
     fn count(&mut self) -> usize {
         let table = fs::read_to_string("/proc/self/net/tcp").unwrap_or_default();
         let fields = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -370,7 +376,9 @@ async fn long_polls(registry: &Registry) -> Result<usize, Box<dyn std::error::Er
     }
     // Blocks of a line that begins with the number of goroutines and an @, and their stack.
     let text = answer.text();
-    let asked = text.split("\n\n").filter(|it| ["HealthServiceNodes", "WatchSet"].iter().all(|part| it.contains(part)));
+    let asked = text
+        .split("\n\n")
+        .filter(|it| ["HealthServiceNodes", "WatchSet"].iter().all(|part| it.contains(part)));
     let numbers = asked.flat_map(str::lines).filter_map(|it| it.split_once(" @ "));
     Ok(numbers.filter_map(|(number, _)| number.parse::<usize>().ok()).sum())
 }
