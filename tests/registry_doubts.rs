@@ -7,23 +7,15 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Backend, Method, builder, register,
+    Method, builder, register,
     stage::{Stage, first, impatient},
     until,
 };
 use tokio::time::Instant;
 use tonic_failover::{
     client::RegistryDoubt,
-    testkit::{Agent, Registry},
+    testkit::Agent,
 };
-
-/// What changes now is seen soon, long before a wait of the default 60 s is over.
-async fn a_change_is_seen(stage: &Stage, registry: &Registry) {
-    let known = first(&stage.client).known;
-    let c = Backend::start("c").await;
-    register(registry, "counter", &format!("c-{}", c.port), c.port).await;
-    until(&stage.client, "the new one is known", |c| first(c).known == known + 1).await;
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_registry_cut_off_from_its_leader_is_stale_and_stays_in_use() {
@@ -45,7 +37,7 @@ async fn a_registry_cut_off_from_its_leader_is_stale_and_stays_in_use() {
     age(Duration::from_secs(2)).await;
     assert!(first(&stage.client).stale_since.unwrap().elapsed() >= Duration::from_secs(2));
     // Old news is better than none: what it says is followed.
-    a_change_is_seen(&stage, agent.registry()).await;
+    stage.a_change_is_seen(agent.registry()).await;
     fault.off();
     stage.back().await;
     assert_eq!(first(&stage.client).doubt, None);
@@ -79,7 +71,7 @@ async fn answers_that_pour_in_while_the_index_stays_are_held_back_and_named() {
     assert!(line.contains("answers blocking queries at once") && !line.contains("stale"), "{line}");
     let (asked, since) = (agent.counters().requests_to("/v1/health"), Instant::now());
     stage.callers.go_on_for(500).await;
-    a_change_is_seen(&stage, agent.registry()).await;
+    stage.a_change_is_seen(agent.registry()).await;
     let asked = agent.counters().requests_to("/v1/health") - asked;
     assert!(asked <= 3 + since.elapsed().as_secs(), "{asked} questions in {:?}", since.elapsed());
     fault.off();
@@ -87,7 +79,7 @@ async fn answers_that_pour_in_while_the_index_stays_are_held_back_and_named() {
         .await;
     register(agent.registry(), "other", "other", 1).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    a_change_is_seen(&stage, agent.registry()).await;
+    stage.a_change_is_seen(agent.registry()).await;
     until(&stage.client, "it is well again", |c| first(c).doubt.is_none()).await;
     let record = stage.end("answers at once").await;
     assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
@@ -101,7 +93,7 @@ async fn a_query_that_never_ends_is_given_up_and_the_news_it_missed_is_fetched()
     let record = &stage.record;
     // 1 s of waiting, a sixteenth, and 0.7 s for the answer.
     record.until("it is given up", |r| r.words().iter().any(|it| it.contains("within 1.7625s"))).await;
-    a_change_is_seen(&stage, agent.registry()).await;
+    stage.a_change_is_seen(agent.registry()).await;
     fault.off();
     stage.back().await;
     stage.end("never ends").await;
@@ -130,7 +122,7 @@ async fn an_index_that_falls_hides_no_change() {
         // A query that begins only after the fall waits beyond an index to come.
         agent.wait_for(|it| it.blocked == 1).await.unwrap();
         agent.faults().reset_index();
-        a_change_is_seen(&stage, agent.registry()).await;
+        stage.a_change_is_seen(agent.registry()).await;
         assert_eq!(first(&stage.client).known, 3 + round);
     }
     let record = stage.end("falling index").await;

@@ -101,6 +101,10 @@ impl ConsulServiceBuilder {
             // Ten years.
             Mechanism::Demotion => settings.demote_after = Duration::from_secs(10 * 365 * 86_400),
             Mechanism::Ejection => settings.ejects = false,
+            Mechanism::Quiet => resolver.quiet = true,
+            Mechanism::Spacing => resolver.spacing = true,
+            Mechanism::Behind => resolver.behind = true,
+            Mechanism::Seats => resolver.seats = true,
         }
         self
     }
@@ -148,7 +152,9 @@ impl ConsulServiceBuilder {
             return Err(BuildError::ReadAtLeastEvery { value: every });
         }
         let mut settings = self.settings;
-        settings.resolver.turns = Turns::new(self.max_long_polls, every);
+        let seated = !settings.resolver.without.seats;
+        settings.resolver.turns =
+            if seated { Turns::new(self.max_long_polls, every) } else { Turns::for_all() };
         let client = ConsulClient::new(self.config)?;
         let slot = |options: ServiceOptions| {
             let query = query(&options)?;

@@ -17,6 +17,14 @@ pub enum Mechanism {
     IndexReset,
     /// An instance that failed is left alone for a while.
     Ejection,
+    /// A registry that asks for it is left alone.
+    Quiet,
+    /// Questions are spaced, and those that bring no news the more.
+    Spacing,
+    /// What a registry says that is cut off from its leader counts as old.
+    Behind,
+    /// Long polls are counted, and beyond so many services take turns.
+    Seats,
 }
 
 /// What a resolver leaves out.
@@ -25,4 +33,8 @@ pub(crate) struct Without {
     pub(crate) keep_on_error: bool,
     pub(crate) keep_on_empty: bool,
     pub(crate) index_reset: bool,
+    pub(crate) quiet: bool,
+    pub(crate) spacing: bool,
+    pub(crate) behind: bool,
+    pub(crate) seats: bool,
 }
