@@ -28,7 +28,7 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 use tonic_failover::{
-    client::Policy,
+    client::{FailoverEvent, Policy},
     consul::{Consistency, HealthQuery, RegistryError},
     testkit::{Agent, Check, ConsulCluster, ConsulProcess, Faults, Registration, Switch},
 };
@@ -148,6 +148,8 @@ async fn is_one_episode(
     stage.episodes(1).await;
     stage.a_change_is_seen(agent.registry()).await;
     let record = stage.end(what).await;
+    let lost = record.count(|event| matches!(event, FailoverEvent::RegistryLost { .. }));
+    assert_eq!(lost, 1, "{:#?}", record.words());
     assert_eq!(record.bound().len(), 1, "no reason to move: {:#?}", record.words());
 }
 

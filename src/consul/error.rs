@@ -14,7 +14,7 @@ pub enum RegistryError {
         /// What the connector said.
         source: Arc<dyn Error + Send + Sync>,
     },
-    /// The connection broke within the answer.
+    /// The connection broke within the answer, or the agent was found to fail meanwhile.
     #[error("the connection to the registry broke before it had answered")]
     Interrupted {
         /// What happened to it.
@@ -25,7 +25,7 @@ pub enum RegistryError {
     /// 200 by default
     /// (<https://developer.hashicorp.com/consul/docs/agent/config/config-files#http_max_conns_per_client>).
     #[error(
-        "the registry closed the connection unanswered; it may take no more from this host (http_max_conns_per_client)"
+        "the registry closed the connection unanswered: it has ended, or takes no more from this host (http_max_conns_per_client)"
     )]
     Reset {
         /// What happened to it.
