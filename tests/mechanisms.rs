@@ -117,6 +117,7 @@ async fn the_last_known_good_list_is_what_serves_when_the_registry_fails() {
     for (without, holds) in [(None, true), (Some(Mechanism::KeepOnError), false)] {
         let bench = Bench::set(without).await;
         for (words, fault) in faults {
+            bench.agent.wait_for(|it| it.blocked == 1).await.unwrap();
             let fault = fault(&bench.agent.faults());
             // What waits for news would not meet it for long.
             bench.agent.faults().drop_connections().off();

@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 #[cfg(any(test, feature = "testkit"))]
-use super::mechanisms::Mechanism;
+use super::mechanisms::{self, Mechanism};
 use super::{
     datacenters::Fallback,
     deadline::FOR_EVER,
     error::BuildError,
     options::ServiceOptions,
-    registry::ConsulQuery,
+    registry::{ConsulQuery, Registry},
     resolver::Turns,
     service::ConsulService,
     services::{Common, Services, ServicesParts, Slot},
@@ -152,14 +152,16 @@ impl ConsulServiceBuilder {
             return Err(BuildError::ReadAtLeastEvery { value: every });
         }
         let mut settings = self.settings;
-        let seated = !settings.resolver.without.seats;
+        let without = settings.resolver.without;
         settings.resolver.turns =
-            if seated { Turns::new(self.max_long_polls, every) } else { Turns::for_all() };
+            if without.seats { Turns::for_all() } else { Turns::new(self.max_long_polls, every) };
         let client = ConsulClient::new(self.config)?;
         let slot = |options: ServiceOptions| {
             let query = query(&options)?;
             let others = self.fallback.others(&client, &query);
-            let registry = Arc::new(ConsulQuery::new(client.clone(), query));
+            let registry: Arc<dyn Registry> = Arc::new(ConsulQuery::new(client.clone(), query));
+            #[cfg(any(test, feature = "testkit"))]
+            let registry = mechanisms::deaf(registry, without);
             Slot::new(options, registry, others)
         };
         let name = self.name.unwrap_or_else(|| client.address().to_owned());

@@ -225,7 +225,7 @@ impl<R: Rng> Task<R> {
             self.stir.answered(waited.took, news);
         }
         let idle = self.stir.is_idle().then_some(RegistryDoubt::NotBlocking);
-        let doubt = RegistryDoubt::of(answer).filter(|_| !self.without.behind).or(idle);
+        let doubt = RegistryDoubt::of(answer).or(idle);
         self.episodes.answered(answer, doubt, failing_since.map(|since| now - since));
         let taken = self.order.takes(asked, answer.index);
         let without = self.without;
@@ -272,7 +272,7 @@ impl<R: Rng> Task<R> {
         let without = self.without;
         self.published.send_if_modified(|resolved| resolved.failed(error, now, without));
         let mut due = now + self.backoff.failed();
-        if let Some(quiet) = error.retry_after().filter(|_| !self.without.quiet) {
+        if let Some(quiet) = error.retry_after() {
             let quiet = quiet.min(LONGEST_QUIET);
             self.quiet_until = Some(now + quiet);
             due += quiet;
