@@ -207,6 +207,39 @@ faults! {
         |f| f.oversized(17 << 20);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_real_agent_whose_requests_somebody_else_uses_up_fails_no_call() {
+    let Some(bin) = common::consul_bin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let server = ConsulProcess::builder(&bin).start().await.unwrap();
+    let agent = ConsulProcess::builder(&bin)
+        .node("c1")
+        .client(folder.path())
+        .retry_join([server.ports().serf_lan])
+        // Of what an agent asks the servers: 10 a second, after a burst.
+        .hcl("limits { rpc_rate = 10 rpc_max_burst = 300 }")
+        .start()
+        .await
+        .unwrap();
+    let stage = Stage::set(agent.registry(), impatient(&agent.url()), Method::Increment).await;
+    let registry = agent.registry().clone();
+    let other = AbortOnDropHandle::new(tokio::spawn(async move {
+        loop {
+            // Answered or refused.
+            registry.get("/v1/health/service/other?stale").await.unwrap();
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }));
+    stage.lost("asks for fewer requests").await;
+    assert_eq!((first(&stage.client).known, first(&stage.client).ready), (2, 2));
+    stage.callers.go_on_for(320).await;
+    drop(other);
+    stage.back().await;
+    stage.record.until("what began has ended", |r| r.episodes().0 == r.episodes().1).await;
+    let record = stage.end("429 of a real agent").await;
+    assert_eq!(record.bound().len(), 1, "{:#?}", record.words());
+}
+
 /// A program that takes every connection which the agent gives.
 struct Hog {
     /// It has been refused one: no other is left.
