@@ -114,7 +114,7 @@ async fn the_last_known_good_list_is_what_serves_when_the_registry_fails() {
         ("not understood", |f| f.status(200, "{}")),
         ("larger than", |f| f.oversized(17 << 20)),
     ];
-    for (without, holds) in [(None, true), (Some(Mechanism::KeepOnError), false)] {
+    let each = async |without: Option<Mechanism>, holds: bool| {
         let bench = Bench::set(without).await;
         for (words, fault) in faults {
             bench.agent.wait_for(|it| it.blocked == 1).await.unwrap();
@@ -125,13 +125,15 @@ async fn the_last_known_good_list_is_what_serves_when_the_registry_fails() {
                 .await;
             assert_eq!(first(&bench.client).known == 2, holds, "{without:?}: {words}");
             fault.off();
-            until(&bench.client, "it is back", |c| first(c).stale_since.is_none() && first(c).ready == 2)
-                .await;
+            until(&bench.client, "it answers", |c| first(c).registry_error.is_none()).await;
+            assert_eq!(first(&bench.client).known, 2, "{without:?}: after {words}");
         }
+        bench.agent.wait_for(|it| it.blocked == 1).await.unwrap();
         bench.agent.faults().refuse();
-        until(&bench.client, "it is stale", |c| first(c).stale_since.is_some()).await;
+        until(&bench.client, "it is lost", |c| first(c).registry_error.is_some()).await;
         assert_eq!(bench.serves().await, holds, "{without:?}");
-    }
+    };
+    tokio::join!(each(None, true), each(Some(Mechanism::KeepOnError), false));
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ use tokio::{
     process::{Child, ChildStdout},
     sync::watch,
     task::JoinSet,
-    time::{Instant, timeout},
+    time::{Instant, MissedTickBehavior, timeout},
 };
 use tokio_stream::StreamExt;
 use tonic::{Code, Request, Status};
@@ -197,7 +197,7 @@ pub(crate) fn options() -> ServiceOptions {
 /// For tests in which nobody falls silent: what a busy machine delays must not
 /// look as if somebody had.
 pub(crate) fn steady() -> ServiceOptions {
-    options().suspect_after(SOON).connect_timeout(SOON)
+    options().suspect_after(SOON).probe_timeout(SOON).connect_timeout(SOON)
 }
 
 /// A client of `counter` for such tests.
@@ -331,6 +331,8 @@ impl Caller {
     async fn at_a_rate(mut self, first: Instant, every: Duration) -> Tally {
         let (mut tally, mut made) = (Tally::default(), 0);
         let mut pace = tokio::time::interval_at(first, every);
+        // A machine that could not keep up must not be asked for all of it at once.
+        pace.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut under_way = JoinSet::new();
         loop {
             tokio::select! {
