@@ -188,12 +188,11 @@ impl<R: Rng> Task<R> {
     /// The earliest time to ask again after a good answer.
     fn free_after(&mut self, listing: &Listing) -> Instant {
         let now = Instant::now();
-        if self.without.spacing {
-            self.free_at = now;
-            return now;
-        }
         let again_in = if self.stir.is_idle() { listing.again_in.max(DOUBTFUL) } else { listing.again_in };
         self.free_at = self.spacing.take(now).max(now + again_in);
+        if self.without.spacing {
+            self.free_at = now;
+        }
         self.free_at
     }
 
