@@ -46,6 +46,10 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// A call that takes longer is counted as slow.
 pub(crate) const SLOW: Duration = Duration::from_millis(250);
 
+/// So many calls of one caller at a fixed rate are under way at most: a machine that
+/// cannot keep up must not be buried in calls that will be too late.
+pub(crate) const MOST_UNDER_WAY: usize = 4;
+
 /// The deadline of the tests' calls.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(2);
 
@@ -288,6 +292,8 @@ pub(crate) struct Tally {
     pub(crate) slowest: Duration,
     /// Calls that took longer than [`SLOW`].
     pub(crate) slow: u64,
+    /// Calls that were due and not made.
+    pub(crate) held_back: u64,
 }
 
 impl Tally {
@@ -296,6 +302,7 @@ impl Tally {
         self.resent += other.resent;
         self.failed.extend(other.failed);
         self.slow += other.slow;
+        self.held_back += other.held_back;
         self.slowest = self.slowest.max(other.slowest);
     }
 }
@@ -331,15 +338,18 @@ impl Caller {
     async fn at_a_rate(mut self, first: Instant, every: Duration) -> Tally {
         let (mut tally, mut made) = (Tally::default(), 0);
         let mut pace = tokio::time::interval_at(first, every);
-        // A machine that could not keep up must not be asked for all of it at once.
         pace.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut under_way = JoinSet::new();
         loop {
             tokio::select! {
                 _ = self.stop.changed() => break,
                 due = pace.tick() => {
-                    under_way.spawn(self.call(made, due));
-                    made += 1;
+                    if under_way.len() < MOST_UNDER_WAY {
+                        under_way.spawn(self.call(made, due));
+                        made += 1;
+                    } else {
+                        tally.held_back += 1;
+                    }
                 }
                 Some(ended) = under_way.join_next() => tally.add(ended.expect("no call panics")),
             }
@@ -375,7 +385,9 @@ impl Callers {
     }
 
     /// `count` callers, each calling `every` so often, whether the call before has
-    /// ended or not: a slow call delays none of those that follow, and hides none.
+    /// ended or not: a slow call delays none of those that follow, and hides none. Where
+    /// a caller has [`MOST_UNDER_WAY`] calls under way, those that are due are
+    /// [counted](Tally::held_back) and not made.
     pub(crate) fn start_at<O>(client: &GrpcClient<O>, count: usize, method: Method, every: Duration) -> Self {
         let now = Instant::now();
         Self::spread(client, count, method, |caller, part| {

@@ -84,12 +84,13 @@ pub(crate) fn first(client: &GrpcClient) -> DatacenterStatus {
 /// Prints what the calls met with, and holds it against what they may.
 pub(crate) fn print(what: &str, tally: &Tally) {
     println!(
-        "{what}: {} calls, {} resent, {} failed, {} slow (over {:?}), slowest {:?}",
+        "{what}: {} calls, {} resent, {} failed, {} slow (over {:?}), {} held back, slowest {:?}",
         tally.calls,
         tally.resent,
         tally.failed.len(),
         tally.slow,
         super::SLOW,
+        tally.held_back,
         tally.slowest
     );
     assert!(tally.failed.is_empty(), "{what}: {:?}", tally.failed);
