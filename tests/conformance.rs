@@ -16,6 +16,8 @@ mod checks;
 mod choice;
 #[path = "conformance/datacenters.rs"]
 mod datacenters;
+#[path = "conformance/faults.rs"]
+mod faults;
 #[path = "conformance/refusals.rs"]
 mod refusals;
 #[path = "conformance/shape.rs"]

@@ -7,6 +7,7 @@
 mod common;
 
 use std::{
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -15,14 +16,24 @@ use std::{
 };
 
 use common::{
-    Backend, bound, builder, get, register,
+    Backend,
+    acl::{Guarded, in_readme},
+    bound, builder, get, register,
     stage::{first, impatient},
     steady, until, until_bound_to,
 };
-use tokio::{net::TcpListener, task::JoinSet, time::timeout};
+use tokio::{
+    net::TcpListener,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 use tonic_failover::{
-    client::{ConsulServiceBuilder, Fallback, GrpcClient, Mechanism},
-    testkit::{Agent, Cluster},
+    client::{
+        ConsulService, ConsulServiceBuilder, DatacenterStatus, Fallback, GrpcClient, Mechanism,
+        ServiceOptions,
+    },
+    consul::ConsulConfig,
+    testkit::{Agent, Cluster, Faults, Switch},
 };
 
 /// Long enough to see that something does not come about.
@@ -37,14 +48,29 @@ struct Bench {
 
 impl Bench {
     async fn set(without: Option<Mechanism>) -> Self {
+        Self::with(without, |url| impatient(url).wait(common::SOON)).await
+    }
+
+    async fn with(without: Option<Mechanism>, builder: impl FnOnce(&str) -> ConsulServiceBuilder) -> Self {
         let agent = Agent::start("dc1").await.unwrap();
         let backends = [Backend::start("a").await, Backend::start("b").await];
         for backend in &backends {
             register(agent.registry(), "counter", &backend.name, backend.port).await;
         }
-        let client = client(impatient(&agent.url()).wait(common::SOON), without);
+        let client = client(builder(&agent.url()), without);
         until(&client, "both are ready", |c| first(c).ready == 2).await;
         Self { agent, client, backends }
+    }
+
+    /// How often it was asked for instances.
+    fn asked(&self) -> u64 {
+        self.agent.counters().requests_to("/v1/health")
+    }
+
+    /// Whether the status comes to be so; what is to come is waited for longer.
+    async fn comes_about(&self, expected: bool, is_so: impl Fn(&DatacenterStatus) -> bool) -> bool {
+        let wait = if expected { common::SOON } else { 3 * NEVER };
+        within(wait, &self.client, |c| is_so(&first(c))).await
     }
 
     /// Whether a call is answered, in a while.
@@ -72,22 +98,62 @@ async fn within(wait: Duration, client: &GrpcClient, is_so: impl Fn(&GrpcClient)
 
 #[tokio::test]
 async fn the_last_known_good_list_is_what_serves_when_the_registry_fails() {
-    for (without, holds) in [(None, true), (Some(Mechanism::KeepOnError), false)] {
+    type Fault = fn(&Faults<'_>) -> Switch;
+    let faults: [(&str, Fault); 13] = [
+        ("cannot connect", |f| f.refuse()),
+        ("closed the connection", |f| f.limit_connections(0)),
+        ("closed the connection", |f| f.drop_connections()),
+        ("did not answer", |f| f.hang()),
+        ("no leader", |f| f.status(500, "No cluster leader")),
+        ("no server", |f| f.status(500, "No known Consul servers")),
+        ("no way to datacenter", |f| f.status(500, "No path to datacenter")),
+        ("refuses the token", |f| f.status(403, "ACL not found")),
+        ("does not have", |f| f.status(404, "")),
+        ("fewer requests", |f| f.rate_limit(Duration::from_secs(1))),
+        ("not understood", |f| f.garbage()),
+        ("not understood", |f| f.status(200, "{}")),
+        ("larger than", |f| f.oversized(17 << 20)),
+    ];
+    let each = async |without: Option<Mechanism>, holds: bool| {
         let bench = Bench::set(without).await;
-        bench.agent.faults().status(500, "rpc error");
-        bench.agent.faults().drop_connections();
-        until(&bench.client, "it is stale", |c| first(c).stale_since.is_some()).await;
-        assert_eq!((first(&bench.client).known == 2, bench.serves().await), (holds, holds), "{without:?}");
-    }
+        for (words, fault) in faults {
+            bench.agent.wait_for(|it| it.blocked == 1).await.unwrap();
+            let fault = fault(&bench.agent.faults());
+            // What waits for news would not meet it for long.
+            bench.agent.faults().drop_connections().off();
+            until(&bench.client, words, |c| first(c).registry_error.is_some_and(|it| it.contains(words)))
+                .await;
+            assert_eq!(first(&bench.client).known == 2, holds, "{without:?}: {words}");
+            fault.off();
+            until(&bench.client, "it answers", |c| first(c).registry_error.is_none()).await;
+            assert_eq!(first(&bench.client).known, 2, "{without:?}: after {words}");
+        }
+        bench.agent.wait_for(|it| it.blocked == 1).await.unwrap();
+        bench.agent.faults().refuse();
+        until(&bench.client, "it is lost", |c| first(c).registry_error.is_some()).await;
+        assert_eq!(bench.serves().await, holds, "{without:?}");
+    };
+    tokio::join!(each(None, true), each(Some(Mechanism::KeepOnError), false));
 }
 
 #[tokio::test]
 async fn the_last_known_good_list_is_what_serves_when_the_list_is_empty() {
     for (without, holds) in [(None, true), (Some(Mechanism::KeepOnEmpty), false)] {
-        let bench = Bench::set(without).await;
-        bench.agent.faults().empty("counter");
-        until(&bench.client, "it was heard", |c| first(c).known == 0 || first(c).empty_since.is_some()).await;
-        assert_eq!((first(&bench.client).known == 2, bench.serves().await), (holds, holds), "{without:?}");
+        for fault in ["emptied", "hidden from the token", "restarted without its data"] {
+            let bench = Bench::set(without).await;
+            match fault {
+                "emptied" => _ = bench.agent.faults().empty("counter"),
+                "hidden from the token" => _ = bench.agent.faults().filtered("counter"),
+                _ => bench.agent.restart_empty().await,
+            }
+            until(&bench.client, "it was heard", |c| {
+                let status = first(c);
+                status.known == 0 || status.empty_since.is_some() || status.denied.is_some()
+            })
+            .await;
+            let serves = bench.serves().await;
+            assert_eq!((first(&bench.client).known == 2, serves), (holds, holds), "{without:?}: {fault}");
+        }
     }
 }
 
@@ -122,6 +188,150 @@ async fn the_reset_of_the_index_is_what_shows_changes_after_a_fall() {
     }
 }
 
+/// The limits have no switch: a setting that no fault reaches is as good.
+const NO_LIMIT: Duration = Duration::from_secs(3600);
+
+#[tokio::test]
+async fn the_limit_of_a_requests_time_is_what_tells_of_a_registry_that_hangs() {
+    for (limit, holds) in [(Duration::from_millis(700), true), (NO_LIMIT, false)] {
+        let bench = Bench::with(None, |url| timed(url, limit)).await;
+        bench.agent.faults().hang();
+        assert_eq!(bench.comes_about(holds, |it| it.stale_since.is_some()).await, holds, "{limit:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_limit_of_a_blocking_query_is_what_brings_news_where_one_never_ends() {
+    for (limit, holds) in [(Duration::from_millis(700), true), (NO_LIMIT, false)] {
+        let bench = Bench::with(None, |url| timed(url, limit)).await;
+        bench.agent.faults().never_end();
+        bench.agent.wait_for(|it| it.blocked == 1).await.unwrap();
+        register(bench.agent.registry(), "counter", "c", bench.backends[0].port + 1).await;
+        assert_eq!(bench.comes_about(holds, |it| it.known == 3).await, holds, "{limit:?}");
+    }
+}
+
+fn timed(url: &str, limit: Duration) -> ConsulServiceBuilder {
+    let config = ConsulConfig::new(url).unwrap().request_timeout(limit);
+    ConsulService::builder(config).wait(Duration::from_secs(1))
+}
+
+#[tokio::test]
+async fn the_limit_of_an_answers_size_is_what_keeps_an_endless_one_from_being_read() {
+    for (limit, holds) in [(16 << 20, true), (usize::MAX, false)] {
+        let sized = |url: &str| {
+            let config = ConsulConfig::new(url).unwrap().max_answer_bytes(limit);
+            ConsulService::builder(config).wait(Duration::from_secs(1))
+        };
+        let bench = Bench::with(None, sized).await;
+        bench.agent.faults().oversized(17 << 20);
+        until(&bench.client, "it was heard", |c| {
+            first(c).registry_error.is_some() || first(c).empty_since.is_some()
+        })
+        .await;
+        let told = first(&bench.client).registry_error;
+        assert_eq!(told.is_some_and(|it| it.contains("larger than")), holds, "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn the_quiet_is_what_spares_a_registry_that_asks_for_fewer_requests() {
+    for (without, holds) in [(None, true), (Some(Mechanism::Quiet), false)] {
+        let bench = Bench::with(without, impatient).await;
+        bench.agent.faults().rate_limit(Duration::from_secs(60));
+        until(&bench.client, "it is told", |c| first(c).stale_since.is_some()).await;
+        let asked = bench.asked();
+        let spared = if holds {
+            tokio::time::sleep(2 * NEVER).await;
+            bench.asked() == asked
+        } else {
+            bench.agent.wait_for(|it| it.requests_to("/v1/health") > asked + 2).await.is_err()
+        };
+        assert_eq!(spared, holds, "{without:?}");
+    }
+}
+
+#[tokio::test]
+async fn spacing_is_what_makes_no_hot_loop_of_answers_that_pour_in() {
+    for (without, holds) in [(None, true), (Some(Mechanism::Spacing), false)] {
+        let bench = Bench::set(without).await;
+        bench.agent.faults().answer_at_once();
+        let (asked, since) = (bench.asked(), Instant::now());
+        tokio::time::sleep(NEVER).await;
+        // Two at once and then four a second at the most.
+        let most = 3.0 + since.elapsed().as_secs_f64() * 4.0;
+        let asked = bench.asked() - asked;
+        println!("{without:?}: asked {asked} times in {:?}", since.elapsed());
+        #[expect(clippy::cast_precision_loss, reason = "it is small")]
+        let spaced = asked as f64 <= most;
+        assert_eq!(spaced, holds, "{without:?}: {asked}");
+        assert!(holds || asked > 100, "{asked}");
+    }
+}
+
+#[tokio::test]
+async fn the_look_at_the_leader_is_what_tells_that_answers_are_old() {
+    for (without, holds) in [(None, true), (Some(Mechanism::Behind), false)] {
+        let bench = Bench::with(without, impatient).await;
+        bench.agent.faults().no_leader();
+        let asked = bench.asked();
+        bench.agent.wait_for(|it| it.requests_to("/v1/health") > asked + 2).await.unwrap();
+        let status = first(&bench.client);
+        let told = (status.stale_since.is_some(), status.doubt.is_some());
+        assert_eq!(told, (holds, holds), "{without:?}: {status:?}");
+    }
+}
+
+#[tokio::test]
+async fn seats_are_what_bounds_the_connections_of_many_services() {
+    const SERVICES: usize = 12;
+    for (without, most) in [(None, 4), (Some(Mechanism::Seats), SERVICES)] {
+        let agent = Agent::start("dc1").await.unwrap();
+        let builder = builder(&agent.url()).max_long_polls(4).read_at_least_every(NEVER);
+        let builder = (0..SERVICES).fold(builder, |it, at| it.service(ServiceOptions::new(format!("s{at}"))));
+        let builder = match without {
+            Some(mechanism) => builder.without(mechanism),
+            None => builder,
+        };
+        let service = builder.build().unwrap();
+        let _clients: Vec<_> =
+            (0..SERVICES).map(|at| service.grpc_client(&format!("s{at}")).unwrap()).collect();
+        // Each has asked, and those without a seat have read again.
+        agent
+            .wait_for(|it| {
+                it.requests.len() >= SERVICES && it.requests_to("/v1/health") >= 24 && it.blocked >= most
+            })
+            .await
+            .unwrap();
+        assert_eq!(agent.counters().most_blocked, most, "{without:?}");
+    }
+}
+
+/// A token that is set stays; one in a file is read again for each request.
+#[tokio::test]
+async fn reading_the_file_again_is_what_follows_an_exchange_of_tokens() {
+    let Some(guarded) = Guarded::start().await else { return };
+    let a = Backend::start("a").await;
+    register(&guarded.root, "counter", "a", a.port).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    guarded.policy("client", &in_readme("a client")).await;
+    for (from_file, holds) in [(true, true), (false, false)] {
+        let old = guarded.token("client").await;
+        std::fs::write(&file, &old.secret).unwrap();
+        let config = ConsulConfig::new(&guarded.url()).unwrap();
+        let config = if from_file { config.token_file(&file) } else { config.token(&old.secret) };
+        let client = client(ConsulService::builder(config).wait(Duration::from_secs(1)), None);
+        client.ready().await.unwrap();
+        guarded.delete(&old).await;
+        until(&client, "it is refused", |c| c.status().to_string().contains("refuses the token")).await;
+        let new = guarded.token("client").await;
+        std::fs::write(&file, &new.secret).unwrap();
+        let wait = if holds { common::SOON } else { 2 * NEVER };
+        assert_eq!(within(wait, &client, |c| first(c).stale_since.is_none()).await, holds);
+    }
+}
+
 #[tokio::test]
 async fn ejection_is_what_leaves_an_instance_alone_that_the_registry_still_lists() {
     for (without, holds) in [(None, true), (Some(Mechanism::Ejection), false)] {
@@ -146,5 +356,26 @@ async fn ejection_is_what_leaves_an_instance_alone_that_the_registry_still_lists
         let dialled = dialled.load(Ordering::Relaxed);
         println!("{without:?}: dialled {dialled} times");
         assert_eq!(dialled <= 6, holds, "{without:?}: {dialled}");
+    }
+}
+
+/// The table in `docs/registry.md`: a fault, its tests, its mechanism, its switch.
+#[test]
+fn the_table_of_faults_names_tests_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let entries = std::fs::read_dir(root.join("tests")).unwrap().map(|it| it.unwrap().path());
+    let all: String = entries.filter_map(|it| std::fs::read_to_string(it).ok()).collect();
+    let text = std::fs::read_to_string(root.join("docs/registry.md")).unwrap();
+    let table = text.split("| fault | test | mechanism | switch |").nth(1).expect("the table is there");
+    let rows: Vec<_> = table.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
+    assert!(rows.len() >= 20, "each fault has its row");
+    for row in rows {
+        let cells: Vec<_> = row.split('|').collect();
+        let named: Vec<_> = cells[2].split('`').skip(1).step_by(2).collect();
+        assert!(!named.is_empty() && cells[4].contains('`'), "no test or no switch: {row}");
+        for test in named {
+            let there = all.contains(&format!("fn {test}(")) || all.contains(&format!("{test}:"));
+            assert!(there, "no such test: {test}");
+        }
     }
 }

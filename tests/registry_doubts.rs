@@ -7,23 +7,18 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Backend, Method, builder, register,
+    Method, builder,
+    record::Record,
+    register,
     stage::{Stage, first, impatient},
     until,
 };
 use tokio::time::Instant;
 use tonic_failover::{
-    client::RegistryDoubt,
-    testkit::{Agent, Registry},
+    client::{FailoverEvent, RegistryDoubt},
+    consul::Denied,
+    testkit::Agent,
 };
-
-/// What changes now is seen soon, long before a wait of the default 60 s is over.
-async fn a_change_is_seen(stage: &Stage, registry: &Registry) {
-    let known = first(&stage.client).known;
-    let c = Backend::start("c").await;
-    register(registry, "counter", &format!("c-{}", c.port), c.port).await;
-    until(&stage.client, "the new one is known", |c| first(c).known == known + 1).await;
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_registry_cut_off_from_its_leader_is_stale_and_stays_in_use() {
@@ -45,12 +40,12 @@ async fn a_registry_cut_off_from_its_leader_is_stale_and_stays_in_use() {
     age(Duration::from_secs(2)).await;
     assert!(first(&stage.client).stale_since.unwrap().elapsed() >= Duration::from_secs(2));
     // Old news is better than none: what it says is followed.
-    a_change_is_seen(&stage, agent.registry()).await;
+    stage.a_change_is_seen(agent.registry()).await;
     fault.off();
     stage.back().await;
     assert_eq!(first(&stage.client).doubt, None);
+    stage.episodes(1).await;
     let record = stage.end("cut off from the leader").await;
-    assert_eq!(record.episodes(), (1, 1), "{:#?}", record.words());
     assert!(record.words().iter().any(|it| it.contains("has been cut off from its leader for")));
 }
 
@@ -65,8 +60,8 @@ async fn a_registry_that_is_lost_and_comes_back_cut_off_is_one_episode() {
     stage.lost("cut off from the leader").await;
     leaderless.off();
     stage.back().await;
-    let record = stage.end("lost, then cut off").await;
-    assert_eq!(record.episodes(), (1, 1), "{:#?}", record.words());
+    stage.episodes(1).await;
+    stage.end("lost, then cut off").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -78,8 +73,8 @@ async fn answers_that_pour_in_while_the_index_stays_are_held_back_and_named() {
     let line = stage.client.status().to_string();
     assert!(line.contains("answers blocking queries at once") && !line.contains("stale"), "{line}");
     let (asked, since) = (agent.counters().requests_to("/v1/health"), Instant::now());
-    stage.callers.go_on_for(500).await;
-    a_change_is_seen(&stage, agent.registry()).await;
+    stage.callers.go_on_for(320).await;
+    stage.a_change_is_seen(agent.registry()).await;
     let asked = agent.counters().requests_to("/v1/health") - asked;
     assert!(asked <= 3 + since.elapsed().as_secs(), "{asked} questions in {:?}", since.elapsed());
     fault.off();
@@ -87,7 +82,7 @@ async fn answers_that_pour_in_while_the_index_stays_are_held_back_and_named() {
         .await;
     register(agent.registry(), "other", "other", 1).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    a_change_is_seen(&stage, agent.registry()).await;
+    stage.a_change_is_seen(agent.registry()).await;
     until(&stage.client, "it is well again", |c| first(c).doubt.is_none()).await;
     let record = stage.end("answers at once").await;
     assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
@@ -101,9 +96,13 @@ async fn a_query_that_never_ends_is_given_up_and_the_news_it_missed_is_fetched()
     let record = &stage.record;
     // 1 s of waiting, a sixteenth, and 0.7 s for the answer.
     record.until("it is given up", |r| r.words().iter().any(|it| it.contains("within 1.7625s"))).await;
-    a_change_is_seen(&stage, agent.registry()).await;
+    stage.a_change_is_seen(agent.registry()).await;
+    assert_eq!(first(&stage.client).ready, 2);
+    stage.callers.go_on_for(320).await;
     fault.off();
     stage.back().await;
+    // Each query that is given up is one, since a read in between brings an answer.
+    record.until("what began has ended", |r| r.episodes().0 == r.episodes().1).await;
     stage.end("never ends").await;
 }
 
@@ -116,7 +115,7 @@ async fn a_registry_that_wants_to_be_left_alone_is() {
     let asked = agent.counters().requests_to("/v1/health");
     let service = stage.client.consul_service();
     service.update_grpc_client("counter").await.unwrap();
-    stage.callers.go_on_for(1000).await;
+    stage.callers.go_on_for(640).await;
     assert_eq!(agent.counters().requests_to("/v1/health"), asked, "not even for an update");
     fault.off();
     stage.end("asked for fewer requests").await;
@@ -130,9 +129,37 @@ async fn an_index_that_falls_hides_no_change() {
         // A query that begins only after the fall waits beyond an index to come.
         agent.wait_for(|it| it.blocked == 1).await.unwrap();
         agent.faults().reset_index();
-        a_change_is_seen(&stage, agent.registry()).await;
+        stage.a_change_is_seen(agent.registry()).await;
         assert_eq!(first(&stage.client).known, 3 + round);
     }
     let record = stage.end("falling index").await;
     assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_that_is_hidden_from_the_token_is_unknown_and_not_empty() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let quick = impatient(&agent.url()).demote_after(Duration::from_millis(100));
+    let stage = Stage::set(agent.registry(), quick, Method::Increment).await;
+    let fault = agent.faults().filtered("counter");
+    stage.lost("the token may not read the service").await;
+    stage.callers.go_on_for(320).await;
+    let status = first(&stage.client);
+    assert_eq!((status.denied, &status.registry_error), (Some(Denied::Service), &None));
+    assert_eq!((status.known, status.ready), (2, 2));
+    assert!(!status.demoted && status.empty_since.is_none(), "{status:?}");
+    fault.off();
+    stage.back().await;
+    assert_eq!(first(&stage.client).denied, None);
+    let told = |r: &Record, denied: bool| {
+        r.count(|event| match event {
+            FailoverEvent::AccessDenied { .. } => denied,
+            FailoverEvent::AccessGranted { .. } => !denied,
+            _ => false,
+        })
+    };
+    stage.record.until("one event each", |r| (told(r, true), told(r, false)) == (1, 1)).await;
+    let record = stage.end("hidden from the token").await;
+    assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
+    assert_eq!(record.bound().len(), 1, "{:#?}", record.words());
 }

@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 #[cfg(any(test, feature = "testkit"))]
-use super::mechanisms::Mechanism;
+use super::mechanisms::{self, Mechanism};
 use super::{
     datacenters::Fallback,
     deadline::FOR_EVER,
     error::BuildError,
     options::ServiceOptions,
-    registry::ConsulQuery,
+    registry::{ConsulQuery, Registry},
     resolver::Turns,
     service::ConsulService,
     services::{Common, Services, ServicesParts, Slot},
@@ -101,6 +101,10 @@ impl ConsulServiceBuilder {
             // Ten years.
             Mechanism::Demotion => settings.demote_after = Duration::from_secs(10 * 365 * 86_400),
             Mechanism::Ejection => settings.ejects = false,
+            Mechanism::Quiet => resolver.quiet = true,
+            Mechanism::Spacing => resolver.spacing = true,
+            Mechanism::Behind => resolver.behind = true,
+            Mechanism::Seats => resolver.seats = true,
         }
         self
     }
@@ -148,12 +152,16 @@ impl ConsulServiceBuilder {
             return Err(BuildError::ReadAtLeastEvery { value: every });
         }
         let mut settings = self.settings;
-        settings.resolver.turns = Turns::new(self.max_long_polls, every);
+        let without = settings.resolver.without;
+        settings.resolver.turns =
+            if without.seats { Turns::for_all() } else { Turns::new(self.max_long_polls, every) };
         let client = ConsulClient::new(self.config)?;
         let slot = |options: ServiceOptions| {
             let query = query(&options)?;
             let others = self.fallback.others(&client, &query);
-            let registry = Arc::new(ConsulQuery::new(client.clone(), query));
+            let registry: Arc<dyn Registry> = Arc::new(ConsulQuery::new(client.clone(), query));
+            #[cfg(any(test, feature = "testkit"))]
+            let registry = mechanisms::deaf(registry, without);
             Slot::new(options, registry, others)
         };
         let name = self.name.unwrap_or_else(|| client.address().to_owned());

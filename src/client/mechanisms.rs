@@ -1,6 +1,12 @@
 //! Switches for tests: a fault test proves something only where it fails without
 //! the mechanism that it is about.
 
+#[cfg(any(test, feature = "testkit"))]
+use std::sync::Arc;
+
+#[cfg(any(test, feature = "testkit"))]
+use super::registry::{Asking, Question, Registry, RegistryError};
+
 /// A mechanism that a test may switch off with
 /// [`ConsulServiceBuilder::without`](super::ConsulServiceBuilder::without).
 #[cfg(any(test, feature = "testkit"))]
@@ -17,6 +23,14 @@ pub enum Mechanism {
     IndexReset,
     /// An instance that failed is left alone for a while.
     Ejection,
+    /// A registry that asks for it is left alone.
+    Quiet,
+    /// Questions are spaced, and those that bring no news the more.
+    Spacing,
+    /// What a registry says that is cut off from its leader counts as old.
+    Behind,
+    /// Long polls are counted, and beyond so many services take turns.
+    Seats,
 }
 
 /// What a resolver leaves out.
@@ -25,4 +39,41 @@ pub(crate) struct Without {
     pub(crate) keep_on_error: bool,
     pub(crate) keep_on_empty: bool,
     pub(crate) index_reset: bool,
+    pub(crate) quiet: bool,
+    pub(crate) spacing: bool,
+    pub(crate) behind: bool,
+    pub(crate) seats: bool,
+}
+
+/// A registry whose hints are not heard.
+#[cfg(any(test, feature = "testkit"))]
+struct Deaf {
+    registry: Arc<dyn Registry>,
+    without: Without,
+}
+
+/// `registry`, without those of its hints that a test has switched off.
+#[cfg(any(test, feature = "testkit"))]
+pub(crate) fn deaf(registry: Arc<dyn Registry>, without: Without) -> Arc<dyn Registry> {
+    if without.quiet || without.behind { Arc::new(Deaf { registry, without }) } else { registry }
+}
+
+#[cfg(any(test, feature = "testkit"))]
+impl Registry for Deaf {
+    fn ask(&self, question: Question) -> Asking {
+        let (asking, without) = (self.registry.ask(question), self.without);
+        Box::pin(async move {
+            match asking.await {
+                Err(RegistryError::RateLimited { .. }) if without.quiet => {
+                    Err(RegistryError::RateLimited { retry_after: None })
+                }
+                Ok(mut listing) if without.behind => {
+                    listing.answer.known_leader = None;
+                    listing.answer.last_contact = None;
+                    Ok(listing)
+                }
+                other => other,
+            }
+        })
+    }
 }

@@ -14,18 +14,18 @@ pub enum RegistryError {
         /// What the connector said.
         source: Arc<dyn Error + Send + Sync>,
     },
-    /// The connection broke before the answer was complete.
+    /// The connection broke within the answer, or the agent was found to fail meanwhile.
     #[error("the connection to the registry broke before it had answered")]
     Interrupted {
         /// What happened to it.
         source: Arc<dyn Error + Send + Sync>,
     },
-    /// The connection was reset before anything was answered: the agent died, or
+    /// The connection was reset or closed before anything was answered: the agent died, or
     /// this host holds all the connections that an agent takes from one address,
     /// 200 by default
     /// (<https://developer.hashicorp.com/consul/docs/agent/config/config-files#http_max_conns_per_client>).
     #[error(
-        "the registry reset the connection; it may take no more from this host (http_max_conns_per_client)"
+        "the registry closed the connection unanswered: it has ended, or takes no more from this host (http_max_conns_per_client)"
     )]
     Reset {
         /// What happened to it.

@@ -39,6 +39,10 @@
 //! # Ok(()) }
 //! ```
 //!
+//! `examples/own_tests.rs` is a whole test: code under test, two gRPC servers, a client
+//! of this crate, and a registry that goes away under its calls. [`Faults`] says of each
+//! switch what it does to a query that waits, and how far a real Consul does the same.
+//!
 //! # Limits of the embedded agent
 //! No ACLs but [`Faults::filtered`], no TLS, sessions, prepared queries, nodes other than the agent's own,
 //! gossip or `?cached`. Filters know `==` on `Service.Meta`, `in` and `contains`

@@ -26,7 +26,7 @@ use tokio::{
     process::{Child, ChildStdout},
     sync::watch,
     task::JoinSet,
-    time::{Instant, timeout},
+    time::{Instant, MissedTickBehavior, timeout},
 };
 use tokio_stream::StreamExt;
 use tonic::{Code, Request, Status};
@@ -45,6 +45,10 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// A call that takes longer is counted as slow.
 pub(crate) const SLOW: Duration = Duration::from_millis(250);
+
+/// So many calls of one caller at a fixed rate are under way at most: a machine that
+/// cannot keep up must not be buried in calls that will be too late.
+pub(crate) const MOST_UNDER_WAY: usize = 4;
 
 /// The deadline of the tests' calls.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(2);
@@ -197,7 +201,7 @@ pub(crate) fn options() -> ServiceOptions {
 /// For tests in which nobody falls silent: what a busy machine delays must not
 /// look as if somebody had.
 pub(crate) fn steady() -> ServiceOptions {
-    options().suspect_after(SOON).connect_timeout(SOON)
+    options().suspect_after(SOON).probe_timeout(SOON).connect_timeout(SOON)
 }
 
 /// A client of `counter` for such tests.
@@ -288,47 +292,133 @@ pub(crate) struct Tally {
     pub(crate) slowest: Duration,
     /// Calls that took longer than [`SLOW`].
     pub(crate) slow: u64,
+    /// Calls that were due and not made.
+    pub(crate) held_back: u64,
+}
+
+impl Tally {
+    fn add(&mut self, other: Self) {
+        self.calls += other.calls;
+        self.resent += other.resent;
+        self.failed.extend(other.failed);
+        self.slow += other.slow;
+        self.held_back += other.held_back;
+        self.slowest = self.slowest.max(other.slowest);
+    }
 }
 
 /// Callers that go on until they are told to stop.
 pub(crate) struct Callers {
     stop: watch::Sender<bool>,
+    /// How many calls have ended.
     calls: Arc<AtomicU64>,
     tasks: JoinSet<Tally>,
 }
 
-impl Callers {
-    /// `count` callers, each calling every 10 ms.
-    pub(crate) fn start<O>(client: &GrpcClient<O>, count: usize, method: Method) -> Self {
-        Self::start_at(client, count, method, Duration::from_millis(10))
+struct Caller {
+    name: usize,
+    channel: FailoverChannel,
+    method: Method,
+    stop: watch::Receiver<bool>,
+    calls: Arc<AtomicU64>,
+}
+
+impl Caller {
+    async fn in_turn(mut self, every: Duration) -> Tally {
+        let mut tally = Tally::default();
+        let mut pace = tokio::time::interval(every);
+        while !*self.stop.borrow_and_update() {
+            pace.tick().await;
+            let ended = self.call(tally.calls, Instant::now()).await;
+            tally.add(ended);
+        }
+        tally
     }
 
-    /// `count` callers, each calling `every` so often.
+    async fn at_a_rate(mut self, first: Instant, every: Duration) -> Tally {
+        let (mut tally, mut made) = (Tally::default(), 0);
+        let mut pace = tokio::time::interval_at(first, every);
+        pace.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut under_way = JoinSet::new();
+        loop {
+            tokio::select! {
+                _ = self.stop.changed() => break,
+                due = pace.tick() => {
+                    if under_way.len() < MOST_UNDER_WAY {
+                        under_way.spawn(self.call(made, due));
+                        made += 1;
+                    } else {
+                        tally.held_back += 1;
+                    }
+                }
+                Some(ended) = under_way.join_next() => tally.add(ended.expect("no call panics")),
+            }
+        }
+        while let Some(ended) = under_way.join_next().await {
+            tally.add(ended.expect("no call panics"));
+        }
+        tally
+    }
+
+    /// One call, which counts from when it was `due`: what it took.
+    fn call(&self, number: u64, due: Instant) -> impl Future<Output = Tally> + Send + 'static {
+        let (channel, method, calls) = (self.channel.clone(), self.method, self.calls.clone());
+        let id = format!("{}-{number}", self.name);
+        async move {
+            let mut tally = Tally { calls: 1, ..Tally::default() };
+            match call(channel, method, id).await {
+                Ok(attempts) => tally.resent += u64::from(attempts > 1),
+                Err(status) => tally.failed.push((status.code(), in_full(&status))),
+            }
+            tally.slowest = due.elapsed();
+            tally.slow = u64::from(tally.slowest > SLOW);
+            calls.fetch_add(1, Ordering::Relaxed);
+            tally
+        }
+    }
+}
+
+impl Callers {
+    /// `count` callers, each calling every 10 ms, or as soon as its last call has ended.
+    pub(crate) fn start<O>(client: &GrpcClient<O>, count: usize, method: Method) -> Self {
+        Self::spread(client, count, method, |caller, _| caller.in_turn(Duration::from_millis(10)))
+    }
+
+    /// `count` callers, each calling `every` so often, whether the call before has
+    /// ended or not: a slow call delays none of those that follow, and hides none. Where
+    /// a caller has [`MOST_UNDER_WAY`] calls under way, those that are due are
+    /// [counted](Tally::held_back) and not made.
     pub(crate) fn start_at<O>(client: &GrpcClient<O>, count: usize, method: Method, every: Duration) -> Self {
+        let now = Instant::now();
+        Self::spread(client, count, method, |caller, part| {
+            // Not all at the same moment.
+            caller.at_a_rate(now + every.mul_f64(part), every)
+        })
+    }
+
+    /// 32 callers, each calling ten times a second.
+    pub(crate) fn at_a_fixed_rate<O>(client: &GrpcClient<O>, method: Method) -> Self {
+        Self::start_at(client, 32, method, Duration::from_millis(100))
+    }
+
+    /// Starts callers, each told its place in a round.
+    fn spread<O, F>(
+        client: &GrpcClient<O>,
+        count: usize,
+        method: Method,
+        run: impl Fn(Caller, f64) -> F,
+    ) -> Self
+    where
+        F: Future<Output = Tally> + Send + 'static,
+    {
         let (stop, _) = watch::channel(false);
         let calls = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();
-        for caller in 0..count {
-            let (channel, mut stop, calls) = (client.channel(), stop.subscribe(), calls.clone());
-            tasks.spawn(async move {
-                let mut tally = Tally::default();
-                let mut pace = tokio::time::interval(every);
-                while !*stop.borrow_and_update() {
-                    pace.tick().await;
-                    let started = Instant::now();
-                    let id = format!("{caller}-{}", tally.calls);
-                    match call(channel.clone(), method, id).await {
-                        Ok(attempts) => tally.resent += u64::from(attempts > 1),
-                        Err(status) => tally.failed.push((status.code(), in_full(&status))),
-                    }
-                    tally.calls += 1;
-                    let took = started.elapsed();
-                    tally.slow += u64::from(took > SLOW);
-                    tally.slowest = tally.slowest.max(took);
-                    calls.fetch_add(1, Ordering::Relaxed);
-                }
-                tally
-            });
+        for name in 0..count {
+            let (channel, stop, calls) = (client.channel(), stop.subscribe(), calls.clone());
+            #[expect(clippy::cast_precision_loss, reason = "there are few")]
+            let part = name as f64 / count as f64;
+            tasks.spawn(run(Caller { name, channel, method, stop, calls }, part));
         }
         Self { stop, calls, tasks }
     }
@@ -348,12 +438,7 @@ impl Callers {
         self.stop.send_replace(true);
         let mut total = Tally::default();
         while let Some(tally) = self.tasks.join_next().await {
-            let tally = tally.expect("no caller panics");
-            total.calls += tally.calls;
-            total.resent += tally.resent;
-            total.failed.extend(tally.failed);
-            total.slow += tally.slow;
-            total.slowest = total.slowest.max(tally.slowest);
+            total.add(tally.expect("no caller panics"));
         }
         total
     }

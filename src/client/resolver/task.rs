@@ -190,6 +190,9 @@ impl<R: Rng> Task<R> {
         let now = Instant::now();
         let again_in = if self.stir.is_idle() { listing.again_in.max(DOUBTFUL) } else { listing.again_in };
         self.free_at = self.spacing.take(now).max(now + again_in);
+        if self.without.spacing {
+            self.free_at = now;
+        }
         self.free_at
     }
 

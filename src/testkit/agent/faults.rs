@@ -17,10 +17,34 @@ use super::node::Node;
 const HOLD: Duration = Duration::from_secs(7);
 
 /// Switches an agent's faults on. Each switch works at once on what is asked from
-/// then on; a blocking query that waits for news meets the fault when it is
-/// answered, so a test that is to see it soon gives the client a short
-/// `wait` of its own. It stays on until its [`Switch`] is turned off or all are
-/// [cleared](Faults::clear). Dropping a [`Switch`] leaves the fault on.
+/// then on. A blocking query that waits for news at that moment is treated by each in
+/// its own way, and its documentation says so: where it "waits on", it meets the fault
+/// when it is answered, so a test that is to see the fault soon gives the client a short
+/// `wait` of its own, or cuts its connection with `drop_connections().off()`. A fault
+/// stays on until its [`Switch`] is turned off or all are [cleared](Faults::clear).
+/// Dropping a [`Switch`] leaves the fault on.
+///
+/// # What a real Consul does
+/// `tests/conformance/faults.rs` makes a real Consul 1.8.7 do the same and compares
+/// status, headers and body: [`refuse`](Self::refuse) (the process killed),
+/// [`hang`](Self::hang) (stopped), [`no_leader`](Self::no_leader) (two of three servers
+/// killed), [`status`](Self::status) with 403 (an unknown token),
+/// [`rate_limit`](Self::rate_limit) (`limits.rpc_rate` of a client agent, which sends no
+/// `Retry-After`), [`limit_connections`](Self::limit_connections)
+/// (`limits.http_max_conns_per_client`), [`reset_index`](Self::reset_index) (a snapshot
+/// restored), [`partition`](Self::partition) (the other datacenter's server killed),
+/// [`hang_datacenter`](Self::hang_datacenter) (stopped), and
+/// [`Agent::restart_empty`](super::Agent::restart_empty);
+/// `tests/conformance/acl.rs` does it with [`filtered`](Self::filtered).
+///
+/// These have no counterpart that a real one could be made to show:
+/// [`garbage`](Self::garbage), [`oversized`](Self::oversized) and
+/// [`answer_at_once`](Self::answer_at_once) are what something between client and agent
+/// does, a proxy or a captive portal; [`never_end`](Self::never_end) is a defect, of an agent or of
+/// the way to it; [`drop_connections`](Self::drop_connections) is a device that cuts
+/// them; [`slow`](Self::slow) is a busy machine, which cannot be had at will;
+/// [`empty`](Self::empty) gathers what many causes look like, of which the list hidden
+/// from a token and the lost data are compared.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults<'a> {
     node: &'a Arc<Node>,
@@ -102,33 +126,40 @@ impl<'a> Faults<'a> {
 
     /// Answers nothing. Requests that arrive, and answers that are due, wait
     /// until the fault is off and go on then, as with a stopped process.
+    /// A query that waits for news waits on.
     pub fn hang(&self) -> Switch {
         self.on(Effect::Hang)
     }
 
     /// Lets every request wait this long before it is looked at.
+    /// A query that waits for news waits on, and is answered as ever.
     pub fn slow(&self, by: Duration) -> Switch {
         self.on(Effect::Slow(by))
     }
 
-    /// Answers every request with this status and body. Codes other than 200 to
-    /// 999 are sent as 500.
+    /// Answers every request with this status and body, and the headers of a refusal
+    /// by Consul's servers, the index 1 among them. Codes other than 200 to 999 are
+    /// sent as 500; 200 is an answer of a form that Consul does not use, for example
+    /// `status(200, "{}")`. A query that waits for news waits on.
     pub fn status(&self, code: u16, body: impl Into<Bytes>) -> Switch {
         let code = StatusCode::from_u16(code).ok().filter(|it| !it.is_informational());
         self.on(Effect::Status(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), body.into()))
     }
 
-    /// Answers 429 with a `Retry-After` of so many whole seconds, at least one.
+    /// Answers 429 with a `Retry-After` of so many whole seconds, at least one, which
+    /// proxies send and Consul 1.8 leaves out (for that, `status(429, "")`). A query
+    /// that waits for news waits on.
     pub fn rate_limit(&self, retry_after: Duration) -> Switch {
         self.on(Effect::RateLimit(retry_after))
     }
 
-    /// Answers 200 with a body that is no JSON.
+    /// Answers 200 with a body that is no JSON. A query that waits for news waits on.
     pub fn garbage(&self) -> Switch {
         self.on(Effect::Garbage)
     }
 
-    /// Answers 200 with an empty list of `bytes` bytes: valid, and far too long.
+    /// Answers 200 with an empty list of `bytes` bytes: valid, and far too long. A query
+    /// that waits for news waits on.
     pub fn oversized(&self, bytes: usize) -> Switch {
         self.on(Effect::Oversized(bytes))
     }
@@ -143,25 +174,29 @@ impl<'a> Faults<'a> {
     /// Hides one service from all tokens, as `default_policy = "deny"` does from one
     /// without `service:read` on it: as [`empty`](Self::empty), and the question for
     /// single rights (`/v1/internal/acl/authorize`) says so. While this is off, that
-    /// question finds ACLs disabled.
+    /// question finds ACLs disabled. Blocked queries end as with `empty`; in a real
+    /// Consul they wait on, since no right that is taken away wakes them.
     pub fn filtered(&self, service: impl Into<String>) -> Switch {
         self.on(Effect::Filtered(service.into()))
     }
 
     /// Answers blocking queries at once, whatever their index, as a proxy does that
-    /// drops it.
+    /// drops it. Those that wait end at once as well.
     pub fn answer_at_once(&self) -> Switch {
         self.on(Effect::AtOnce)
     }
 
     /// Lets blocking queries never end, whatever changes and whatever their wait is.
-    /// Those without an index are answered.
+    /// Those without an index are answered. When it is switched off, those that waited go
+    /// on: what has changed or is over by then is answered at once.
     pub fn never_end(&self) -> Switch {
         self.on(Effect::Endless)
     }
 
     /// Takes so many connections and resets what comes above them, instead of
-    /// Consul's 200. All that are there are cut first.
+    /// Consul's 200. All that are there are cut first, and with them the queries that
+    /// wait. A real one closes what comes above; a client sees a reset or an end then,
+    /// as chance will have it, and here always the reset.
     pub fn limit_connections(&self, most: usize) -> Switch {
         self.on(Effect::Connections(most))
     }
@@ -169,7 +204,8 @@ impl<'a> Faults<'a> {
     /// Takes the datacenter's leader away: default and consistent reads are
     /// refused after 7 s, blocked ones at once; stale ones are answered, with
     /// `X-Consul-KnownLeader: false`. Requests to the agent itself work on.
-    /// Concerns what other agents ask of this datacenter as well.
+    /// Concerns what other agents ask of this datacenter as well. (A real server that
+    /// has never had a leader refuses stale reads too.)
     pub fn no_leader(&self) -> Switch {
         self.no_leader_after(HOLD)
     }
@@ -186,18 +222,20 @@ impl<'a> Faults<'a> {
     }
 
     /// Lets the way to another datacenter hang: requests for it wait, and get
-    /// 500 after 40 s, which is the longest that was measured.
+    /// 500 after 40 s, which is the longest that was measured. A query about it that
+    /// waits for news does so too; switched off earlier, they are answered.
     pub fn hang_datacenter(&self, datacenter: impl Into<String>) -> Switch {
         self.on(Effect::HangDatacenter(datacenter.into()))
     }
 
-    /// Closes every connection, and every new one as soon as it is there.
+    /// Closes every connection, and every new one as soon as it is there. Queries that
+    /// wait end with theirs.
     pub fn drop_connections(&self) -> Switch {
         self.on(Effect::DropConnections)
     }
 
-    /// Closes every connection and refuses new ones, as a dead process does. The
-    /// port stays this agent's. Takes effect within moments, on and off.
+    /// Closes every connection, the waiting queries' among them, and refuses new ones, as
+    /// a dead process does. The port stays this agent's. Takes effect within moments, on and off.
     pub fn refuse(&self) -> Switch {
         self.on(Effect::Refuse)
     }

@@ -5,7 +5,10 @@ use std::{future::pending, sync::Arc};
 use axum::{Router, body::Body, response::IntoResponse};
 use bytes::Bytes;
 use futures_util::stream;
-use http::{HeaderValue, Request, Response, StatusCode, header::RETRY_AFTER};
+use http::{
+    HeaderValue, Request, Response, StatusCode,
+    header::{CONTENT_TYPE, RETRY_AFTER},
+};
 use hyper::body::Incoming;
 use tower::ServiceExt;
 
@@ -53,10 +56,11 @@ fn slowness(effect: &Effect) -> Option<std::time::Duration> {
 /// The answer that a fault gives instead of the right one.
 fn instead(node: &Node, health: bool) -> Option<Response<Body>> {
     let mut answer = node.faults.of(health, |effect| match effect {
-        Effect::Status(code, body) => Some((*code, body.clone()).into_response()),
+        Effect::Status(code, body) => Some(text(*code, body.clone())),
         Effect::RateLimit(after) => {
-            let after = [(RETRY_AFTER, after.as_secs().max(1).to_string())];
-            Some((StatusCode::TOO_MANY_REQUESTS, after, "rate limit exceeded").into_response())
+            let mut answer = text(StatusCode::TOO_MANY_REQUESTS, Bytes::new());
+            answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+            Some(answer)
         }
         Effect::Garbage => Some("<!doctype html><title>no agent here</title>".into_response()),
         Effect::Oversized(bytes) => Some(oversized(*bytes)),
@@ -69,6 +73,18 @@ fn instead(node: &Node, health: bool) -> Option<Response<Body>> {
     headers.insert("x-consul-knownleader", HeaderValue::from_static(if ok { "true" } else { "false" }));
     headers.insert("x-consul-lastcontact", HeaderValue::from(0));
     Some(answer)
+}
+
+/// As Go writes it: nothing is said about a body that is not there.
+fn text(code: StatusCode, body: Bytes) -> Response<Body> {
+    let empty = body.is_empty();
+    let mut answer = Response::new(Body::from(body));
+    *answer.status_mut() = code;
+    if !empty {
+        let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+        answer.headers_mut().insert(CONTENT_TYPE, plain);
+    }
+    answer
 }
 
 /// `[`, spaces, `]`.
