@@ -98,6 +98,28 @@ async fn when_all_agents_fail_that_is_told_and_the_list_stays() {
 }
 
 #[tokio::test]
+async fn an_error_names_the_agent_that_was_asked() {
+    let (first, second) = (Agent::start("dc1").await.unwrap(), Agent::start("dc1").await.unwrap());
+    fill(first.registry(), second.registry()).await;
+    let client = counter(&first.url(), &second.url());
+    let mut events = client.events();
+    until_answered_by(&client, &first.url()).await;
+    // The second one's word is final: it says nothing about the agent.
+    let (_other, _one) = (second.faults().status(500, "out of order"), first.faults().refuse());
+    let words = format!("out of order (asked at {})", second.url());
+    until(&client, &words, |it| {
+        it.status().datacenters[0].registry_error.as_ref().is_some_and(|it| it.contains(&words))
+    })
+    .await;
+    let lost = |event: &FailoverEvent| match event {
+        FailoverEvent::RegistryLost { error, .. } => Some(error.clone()),
+        _ => None,
+    };
+    let told = common::event(&mut events, "it is lost", lost).await;
+    assert!(told.contains(&words), "{told}");
+}
+
+#[tokio::test]
 async fn a_real_agent_that_is_killed_is_replaced_and_taken_back_when_it_lives_again() {
     let Some(bin) = common::consul_bin() else { return };
     let mut first = ConsulProcess::builder(&bin).start().await.unwrap();

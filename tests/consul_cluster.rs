@@ -11,11 +11,12 @@ use common::{
     Backend, Callers, Method, SOON,
     record::Record,
     register,
-    stage::{first, impatient, print},
+    stage::{first, print},
     steady, until,
 };
 use tonic_failover::{
-    client::GrpcClient,
+    client::{ConsulService, GrpcClient},
+    consul::ConsulConfig,
     testkit::{Check, ConsulCluster, Registration, Registry},
 };
 
@@ -33,7 +34,10 @@ impl Stage {
         let cluster = ConsulCluster::start(common::consul_bin()?, 3, 2).await.unwrap();
         let backends = [Backend::start("a").await, Backend::start("b").await];
         let url = cluster.agents()[0].url();
-        let client = impatient(&url).service(steady()).build().unwrap().grpc_client("counter").unwrap();
+        // What a busy machine delays must not look like silence, which is a loss as well.
+        let config = ConsulConfig::new(&url).unwrap().request_timeout(Duration::from_secs(5));
+        let consul = ConsulService::builder(config).wait(Duration::from_secs(1)).service(steady());
+        let client = consul.build().unwrap().grpc_client("counter").unwrap();
         let record = Record::of(&client);
         let stage = Self { cluster, client, record, backends };
         stage.register().await;
@@ -61,24 +65,44 @@ impl Stage {
         }
     }
 
+    /// Waits until both instances are known and ready, and the registry is told to be
+    /// back whenever it was told to be lost. A leader may take long to be elected, and a
+    /// server that was restarted long to join, on a machine that is busy.
     async fn until_well(&self) {
-        until(&self.client, "all is well", |c| {
-            let status = first(c);
-            status.stale_since.is_none()
-                && status.empty_since.is_none()
-                && (status.known, status.ready) == (2, 2)
-        })
-        .await;
+        let well = async {
+            loop {
+                let status = first(&self.client);
+                let (lost, back) = self.record.episodes();
+                if status.stale_since.is_none()
+                    && status.empty_since.is_none()
+                    && (status.known, status.ready) == (2, 2)
+                    && lost == back
+                {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let well = tokio::time::timeout(3 * SOON, well).await;
+        well.unwrap_or_else(|_| panic!("not well: {}; {:#?}", self.client.status(), self.record.words()));
+    }
+
+    /// The leader, as soon as there is one other than `before`.
+    async fn leader(&self, before: Option<usize>) -> usize {
+        let elected = async {
+            loop {
+                match self.cluster.leader().await {
+                    Some(leader) if Some(leader) != before => return leader,
+                    _ => tokio::time::sleep(Duration::from_millis(20)).await,
+                }
+            }
+        };
+        tokio::time::timeout(3 * SOON, elected).await.expect("a leader")
     }
 
     /// 32 callers, each calling ten times a second, while `fault` comes and goes:
-    /// no call fails, and the registry is lost as often as `lost` allows and back as often.
-    async fn under(
-        &mut self,
-        what: &str,
-        lost: std::ops::RangeInclusive<usize>,
-        fault: impl AsyncFnOnce(&mut Self, &Callers),
-    ) {
+    /// no call fails, and the registry is lost so many times, told in turns with its return.
+    async fn under(&mut self, what: &str, lost: usize, fault: impl AsyncFnOnce(&mut Self, &Callers)) {
         let before = self.record.words().len();
         let episodes = self.record.episodes();
         let callers = Callers::start_at(&self.client, 32, Method::Increment, Duration::from_millis(100));
@@ -90,9 +114,8 @@ impl Stage {
         let words = self.record.words().split_off(before);
         println!("{words:#?}");
         let now = self.record.episodes();
-        let (lost_now, back) = (now.0 - episodes.0, now.1 - episodes.1);
-        assert_eq!(lost_now, back, "{what}: {words:#?}");
-        assert!(lost.contains(&lost_now), "{what}: {words:#?}");
+        assert_eq!((now.0 - episodes.0, now.1 - episodes.1), (lost, lost), "{what}: {words:#?}");
+        assert!(self.record.takes_turns(), "{what}: {words:#?}");
     }
 
     /// Waits until the status says that what is known is old, and the calls go on.
@@ -116,19 +139,17 @@ impl Stage {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_that_die_and_come_back_fail_no_call() {
     let Some(mut stage) = Stage::set().await else { return };
-    let leader = stage.cluster.leader().await.unwrap();
+    let leader = stage.leader(None).await;
     let rest: Vec<_> = (0..3).filter(|it| *it != leader).collect();
     stage
-        // Two where the query was with a dead server: the one asked next answers well
-        // for a moment, until it notices that the leader is gone.
-        .under("two of three servers killed, and back", 1..=2, async |stage, callers| {
+        .under("two of three servers killed, and back", 1, async |stage, callers| {
             stage.cluster.kill(&[leader, rest[0]]).await.unwrap();
             stage.stale(callers).await;
             stage.cluster.restart(&[leader, rest[0]]).await.unwrap();
         })
         .await;
     stage
-        .under("all servers killed, and back", 1..=1, async |stage, callers| {
+        .under("all servers killed, and back", 1, async |stage, callers| {
             stage.cluster.kill(&[0, 1, 2]).await.unwrap();
             stage.stale(callers).await;
             stage.cluster.restart(&[0, 1, 2]).await.unwrap();
@@ -140,31 +161,27 @@ async fn servers_that_die_and_come_back_fail_no_call() {
 async fn a_dead_leader_and_servers_that_stand_still_fail_no_call() {
     let Some(mut stage) = Stage::set().await else { return };
     stage
-        .under("all servers paused, and resumed", 1..=1, async |stage, callers| {
+        .under("all servers paused, and resumed", 1, async |stage, callers| {
             stage.cluster.pause_servers().unwrap();
             stage.stale(callers).await;
             stage.cluster.resume_servers().unwrap();
         })
         .await;
     // Whether the client notices depends on the server that its agent asks.
-    let leader = stage.cluster.leader().await.unwrap();
+    let leader = stage.leader(None).await;
     let before = stage.record.episodes();
     let callers = Callers::start_at(&stage.client, 32, Method::Increment, Duration::from_millis(100));
     stage.cluster.kill(&[leader]).await.unwrap();
-    let elected = async {
-        while stage.cluster.leader().await.is_none_or(|it| it == leader) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(SOON, elected).await.expect("another leader");
+    stage.leader(Some(leader)).await;
     callers.go_on_for(640).await;
     stage.cluster.restart(&[leader]).await.unwrap();
     stage.until_well().await;
     print("the leader killed, and back", &callers.stop().await);
-    // As often as the agent comes upon the dead server: what began has ended.
-    stage.record.until("every episode has ended", |r| r.episodes().0 == r.episodes().1).await;
+    // None where the agent asks another server; the agent comes upon the dead one again
+    // only after the elections, which are another matter.
     let lost = stage.record.episodes().0 - before.0;
     println!("{lost} episodes: {:#?}", stage.record.words());
+    assert!(stage.record.takes_turns(), "{:#?}", stage.record.words());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -173,7 +190,7 @@ async fn a_restored_snapshot_fails_no_call_and_hides_no_change() {
     let registry = stage.registry().clone();
     let saved = registry.save_snapshot().await.unwrap();
     stage
-        .under("a snapshot restored", 0..=0, async |_, callers| {
+        .under("a snapshot restored", 0, async |_, callers| {
             for port in 1..20 {
                 register(&registry, "other", &format!("other-{port}"), port).await;
             }
@@ -191,19 +208,19 @@ async fn a_restored_snapshot_fails_no_call_and_hides_no_change() {
 async fn an_agent_that_dies_and_comes_back_with_or_without_its_data_fails_no_call() {
     let Some(mut stage) = Stage::set().await else { return };
     stage
-        .under("the agent killed, and back with its data", 1..=1, async |stage, callers| {
+        .under("the agent killed, and back with its data", 1, async |stage, callers| {
             stage.cluster.agents_mut()[0].kill().await.unwrap();
             stage.stale(callers).await;
             stage.cluster.agents_mut()[0].restart().await.unwrap();
         })
         .await;
     stage
-        .under("the agent killed, and back at once", 1..=1, async |stage, _| {
+        .under("the agent killed, and back at once", 1, async |stage, _| {
             stage.cluster.agents_mut()[0].restart().await.unwrap();
         })
         .await;
     stage
-        .under("the agent back without its data", 1..=1, async |stage, callers| {
+        .under("the agent back without its data", 1, async |stage, callers| {
             stage.cluster.agents_mut()[0].restart_empty().await.unwrap();
             stage.empty(callers).await;
             stage.register().await;

@@ -289,6 +289,40 @@ async fn news_after_an_empty_list_ends_every_rest() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_of_nothing_but_a_dead_newcomer_fails_no_call() {
+    let agent = Agent::start("dc1").await.unwrap();
+    let (a, b, mut c) = (Backend::start("a").await, Backend::start("b").await, Backend::start("c").await);
+    register(agent.registry(), "counter", "a", a.port).await;
+    register(agent.registry(), "counter", "b", b.port).await;
+    let client = common::steady_client(&agent.url());
+    until(&client, "a spare is ready", |c| first(c).ready == 2).await;
+    let callers = Callers::start(&client, 8, Method::Increment);
+    callers.go_on_for(50).await;
+    c.kill().await;
+    // It has lost its data, and the first to be known again is one that is not there.
+    agent.restart_empty().await;
+    register(agent.registry(), "counter", "c", c.port).await;
+    until(&client, "it alone is listed, and cannot be reached", |c| {
+        let status = first(c);
+        (status.known, status.ejected, status.unlisted) == (1, 1, 2)
+    })
+    .await;
+    let line = client.status().to_string();
+    assert!(
+        line.contains("ready, 1 known, 1 ejected") && line.contains("2 no longer listed in dc1"),
+        "{line}"
+    );
+    callers.go_on_for(400).await;
+    assert_ne!(bound(&client).as_deref(), Some("c"));
+    // The moment that it answers, it is what the registry says that counts.
+    let _c = Backend::start_with("c", c.port, common::NOWHERE, &[]).await;
+    until_bound_to(&client, "c").await;
+    until(&client, "the others are left", |c| (first(c).ready, first(c).unlisted) == (1, 0)).await;
+    callers.go_on_for(50).await;
+    faultless("a dead newcomer", &callers.stop().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_client_follows_and_its_next_call_succeeds_at_once() {
     let Some(consul) = consul().await else { return };
     let mut current = registered("i0", 0, &consul).await;

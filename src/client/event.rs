@@ -96,15 +96,16 @@ pub enum FailoverEvent {
         /// How long the server that answered had not heard from the leader.
         last_contact: Duration,
     },
-    /// The registry answers again, and is not cut off. Ends what [`RegistryLost`](Self::RegistryLost)
-    /// or [`RegistryBehind`](Self::RegistryBehind) began; in between, one may turn into
-    /// the other silently.
+    /// The registry answers again, is not cut off, and has been like that for 3 s: one
+    /// loss is told once. Ends what [`RegistryLost`](Self::RegistryLost) or
+    /// [`RegistryBehind`](Self::RegistryBehind) began; in between, one may turn into the
+    /// other silently. For one datacenter these and this come in turns.
     RegistryBack {
         /// The service.
         service: Arc<str>,
         /// The datacenter asked about.
         datacenter: String,
-        /// How long it did or was not.
+        /// From the beginning of the trouble until this was certain.
         after: Duration,
     },
     /// The registry hides from the token what it is asked for. A list that comes

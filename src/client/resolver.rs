@@ -13,9 +13,11 @@
 //! ```
 
 mod doubt;
-mod episodes;
+mod episode;
+mod lines;
 mod order;
 mod pace;
+mod resolved;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -23,21 +25,16 @@ mod turns;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use tokio::{
-    sync::{mpsc, oneshot, watch},
-    time::Instant,
-};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::task::AbortOnDropHandle;
 use tower::util::rng::{HasherRng, Rng};
 use tracing::Instrument;
 
 use super::mechanisms::Without;
-use crate::{
-    client::registry::Registry,
-    consul::{Denied, RegistryError},
-    instance::Snapshot,
-};
+use crate::{client::registry::Registry, consul::RegistryError};
 pub use doubt::RegistryDoubt;
+pub(crate) use episode::{Cause, Episode, Failure};
+pub(crate) use resolved::Resolved;
 use task::Task;
 pub(crate) use turns::Turns;
 
@@ -54,35 +51,6 @@ pub(crate) struct Resolver {
 }
 
 type Reply = oneshot::Sender<Result<Resolved, RegistryError>>;
-
-/// What is known of the service.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub(crate) struct Resolved {
-    /// The last list that had instances, or an empty one where there never were
-    /// any. `None`: the registry has never answered.
-    pub(crate) snapshot: Option<Snapshot>,
-    /// When the last good answer came.
-    pub(crate) answered_at: Option<Instant>,
-    /// What the last question failed with; `None` once one has been answered.
-    pub(crate) error: Option<RegistryError>,
-    /// What is wrong with the answers, though they come.
-    pub(crate) doubt: Option<RegistryDoubt>,
-    /// Since when what is known has not been confirmed: questions fail, or are
-    /// answered by a server that is cut off.
-    pub(crate) failing_since: Option<Instant>,
-    /// Since when the registry has said that there are no instances.
-    pub(crate) empty_since: Option<Instant>,
-    /// What the token may not read, by the last good answer.
-    pub(crate) denied: Option<Denied>,
-    /// Since when the list has been hidden from the token: it comes empty, and
-    /// that says nothing.
-    pub(crate) hidden_since: Option<Instant>,
-    /// The address of the agent that gave the last good answer.
-    pub(crate) agent: Option<Arc<str>>,
-    /// How many good answers there have been.
-    pub(crate) answers: u64,
-}
 
 /// How to ask.
 #[derive(Clone, Debug)]

@@ -42,6 +42,9 @@ pub struct DatacenterStatus {
     pub ready: usize,
     /// Of them, those left alone after a failure.
     pub ejected: usize,
+    /// Instances that are on the list no longer and are still connected: the last
+    /// resort, as none of those that are listed is ready.
+    pub unlisted: usize,
     /// What went wrong with the last of the ejected ones.
     pub last_failure: Option<String>,
     /// Since when the list has been empty, where it held instances before: they
@@ -50,7 +53,8 @@ pub struct DatacenterStatus {
     /// True once they are.
     pub demoted: bool,
     /// Since when what is known has not been confirmed: the registry does not
-    /// answer (then see `registry_error`), is cut off from its leader (see `doubt`), or
+    /// answer (then see `registry_error`), is cut off from its leader or has only just come
+    /// back (see `doubt`), or
     /// hides the list from the token (see `denied`). What it said before is still used.
     pub stale_since: Option<Instant>,
     /// Why the registry does not answer.
@@ -139,6 +143,9 @@ impl fmt::Display for ServiceStatus {
             } else if let Some(doubt) = datacenter.doubt {
                 write!(f, ", registry of {}: {doubt}", datacenter.name)?;
             }
+            if datacenter.unlisted > 0 {
+                write!(f, ", {} no longer listed in {}", datacenter.unlisted, datacenter.name)?;
+            }
             if let Some(since) = datacenter.empty_since {
                 write!(f, ", {} lists none for {}", datacenter.name, Seconds(since.elapsed()))?;
             }
@@ -179,6 +186,8 @@ mod tests {
             status.to_string(),
             "counter-1@dc1 ready, 2 known, 1 ejected, dc1 stale for 2.5 s (connection refused)"
         );
+        status.datacenters[0] = DatacenterStatus { known: 1, unlisted: 1, answered: true, ..dc1() };
+        assert_eq!(status.to_string(), "counter-1@dc1 ready, 1 known, 1 no longer listed in dc1");
     }
 
     #[test]

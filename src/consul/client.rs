@@ -16,7 +16,7 @@ use url::form_urlencoded;
 use super::{
     BlockingIndex, ConfigError, ConsulConfig, Denied, HealthAnswer, HealthQuery, RegistryError,
     ServiceRegistration, access, config, instances, name,
-    pool::Pool,
+    pool::{AgentFailure, Pool},
     query,
     refusal::{excerpt, refusal},
     token::Token,
@@ -98,7 +98,7 @@ impl ConsulClient {
     /// Where the registry gives no answer to go by. An unknown service is no
     /// error: it has no instances.
     pub async fn healthy_instances(&self, query: &HealthQuery) -> Result<HealthAnswer, RegistryError> {
-        self.health(query, None).await
+        Ok(self.health(query, None).await?)
     }
 
     /// The usable instances as soon as something has changed since `after`, or
@@ -122,6 +122,17 @@ impl ConsulClient {
         after: BlockingIndex,
         wait: Duration,
     ) -> Result<HealthAnswer, RegistryError> {
+        Ok(self.watch(query, after, wait).await?)
+    }
+
+    /// As [`watch_instances`](Self::watch_instances), and says of a failure which of
+    /// the agents it was.
+    pub(crate) async fn watch(
+        &self,
+        query: &HealthQuery,
+        after: BlockingIndex,
+        wait: Duration,
+    ) -> Result<HealthAnswer, AgentFailure> {
         self.health(query, Some((after, wait))).await
     }
 
@@ -163,14 +174,19 @@ impl ConsulClient {
     /// # Errors
     /// Where the registry gives no answer to go by.
     pub async fn datacenters(&self) -> Result<Vec<String>, RegistryError> {
-        let _read = self.inner.pool.read().await?;
+        Ok(self.list_datacenters().await?)
+    }
+
+    async fn list_datacenters(&self) -> Result<Vec<String>, AgentFailure> {
         let mut search = self.inner.pool.search(false);
+        let _read =
+            self.inner.pool.read().await.map_err(|error| self.inner.pool.failure(search.agent, error))?;
         loop {
             let call = Call::get("v1/catalog/datacenters", String::new());
             let answer = self.call_within(search.agent, call, None, self.inner.request_timeout).await;
             let read = |it: Answer| datacenters(&it.body).map_err(|error| self.not_understood(error));
             if let Some(list) = self.inner.pool.judge(&mut search, answer.and_then(read)) {
-                return list;
+                return list.map_err(|error| self.inner.pool.failure(search.agent, error));
             }
         }
     }
@@ -209,7 +225,7 @@ impl ConsulClient {
         &self,
         query: &HealthQuery,
         block: Option<(BlockingIndex, Duration)>,
-    ) -> Result<HealthAnswer, RegistryError> {
+    ) -> Result<HealthAnswer, AgentFailure> {
         let from_afar = match query.datacenter_name() {
             Some(asked) => asked != self.own_datacenter().await?,
             None => false,
@@ -219,7 +235,7 @@ impl ConsulClient {
         loop {
             let outcome = self.health_at(search.agent, query, after, wait, from_afar).await;
             if let Some(outcome) = self.inner.pool.judge(&mut search, outcome) {
-                return outcome;
+                return outcome.map_err(|error| self.inner.pool.failure(search.agent, error));
             }
         }
     }
@@ -253,10 +269,11 @@ impl ConsulClient {
     }
 
     /// The datacenter of the agent, asked for once.
-    async fn own_datacenter(&self) -> Result<&str, RegistryError> {
+    async fn own_datacenter(&self) -> Result<&str, AgentFailure> {
         let own = self.inner.own_datacenter.get_or_try_init(|| async {
-            let all = self.datacenters().await?;
-            all.into_iter().next().ok_or_else(|| RegistryError::not_understood("no datacenter at all"))
+            let all = self.list_datacenters().await?;
+            let none = || self.inner.pool.failure(0, RegistryError::not_understood("no datacenter at all"));
+            all.into_iter().next().ok_or_else(none)
         });
         own.await.map(String::as_str)
     }

@@ -50,6 +50,13 @@ pub(super) struct Search {
     from_afar: bool,
 }
 
+/// A question that failed, and the address of the agent that it was put to; of several,
+/// the last one.
+pub(crate) struct AgentFailure {
+    pub(crate) agent: Arc<str>,
+    pub(crate) error: RegistryError,
+}
+
 // === impl Pool ===
 
 impl Pool {
@@ -69,6 +76,10 @@ impl Pool {
 
     pub(super) fn address(&self, agent: usize) -> &Arc<str> {
         &self.agents[agent].address
+    }
+
+    pub(super) fn failure(&self, agent: usize, error: RegistryError) -> AgentFailure {
+        AgentFailure { agent: Arc::clone(self.address(agent)), error }
     }
 
     pub(super) fn addresses(&self) -> impl Iterator<Item = &Arc<str>> {
@@ -170,6 +181,14 @@ impl Pool {
                 Err(RegistryError::Interrupted { source: source.into() })
             }
         }
+    }
+}
+
+// === impl AgentFailure ===
+
+impl From<AgentFailure> for RegistryError {
+    fn from(failure: AgentFailure) -> Self {
+        failure.error
     }
 }
 

@@ -38,6 +38,17 @@ impl Record {
         (lost, self.count(|event| matches!(event, FailoverEvent::RegistryBack { .. })))
     }
 
+    /// Whether the registry was lost and back in turns, the last time back.
+    pub(crate) fn takes_turns(&self) -> bool {
+        let lost = |event: &FailoverEvent| match event {
+            FailoverEvent::RegistryLost { .. } | FailoverEvent::RegistryBehind { .. } => Some(true),
+            FailoverEvent::RegistryBack { .. } => Some(false),
+            _ => None,
+        };
+        let told: Vec<_> = self.events.lock().iter().filter_map(lost).collect();
+        told.chunks(2).all(|pair| pair == [true, false])
+    }
+
     /// Who was bound, one after the other.
     pub(crate) fn bound(&self) -> Vec<String> {
         let name = |event: &FailoverEvent| match event {

@@ -65,6 +65,9 @@ pub(crate) struct Member<C> {
     last_failure: Option<String>,
     /// Connected, and kept only while there is nothing better.
     pub(crate) doubted: bool,
+    /// Connected, and on the registry's list no longer: the last resort until one that
+    /// is listed is ready.
+    pub(crate) unlisted: bool,
 }
 
 impl<C> Member<C> {
@@ -78,6 +81,7 @@ impl<C> Member<C> {
             ejected: None,
             last_failure: None,
             doubted: false,
+            unlisted: false,
         }
     }
 
@@ -85,9 +89,14 @@ impl<C> Member<C> {
         matches!(self.link, Link::Ready { .. })
     }
 
-    /// Ready, and not in doubt.
+    /// Ready, and on the list.
+    pub(crate) fn is_ready_by_list(&self) -> bool {
+        self.is_ready() && !self.unlisted
+    }
+
+    /// The same, and not in doubt.
     pub(crate) fn is_sound(&self) -> bool {
-        self.is_ready() && !self.doubted
+        self.is_ready_by_list() && !self.doubted
     }
 
     pub(crate) fn is_ejected(&self, now: Instant) -> bool {

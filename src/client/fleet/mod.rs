@@ -271,7 +271,7 @@ impl<C: Clone> Fleet<C> {
             .map_or(0, |tier| tier.members.values().filter(|m| m.is_ready()).count())
     }
 
-    /// Nothing at all is connected.
+    /// Nothing is connected that any registry lists.
     fn is_starving(&self) -> bool {
         !self.tiers.iter().any(Tier::has_ready)
     }
@@ -285,12 +285,13 @@ impl<C: Clone> Fleet<C> {
     /// What the status says of one datacenter; name and errors are the worker's to add.
     pub(crate) fn status(&self, tier: usize, now: Instant) -> DatacenterStatus {
         let data = &self.tiers[tier];
-        let members = || data.members.values();
+        let members = || data.listed();
         DatacenterStatus {
             asked: data.asked_since.is_some(),
             known: members().count(),
             ready: members().filter(|m| m.is_ready()).count(),
             ejected: members().filter(|m| m.is_ejected(now)).count(),
+            unlisted: data.members.len() - members().count(),
             last_failure: members().find_map(|m| m.last_failure().map(str::to_owned)),
             empty_since: data.word.empty_since,
             demoted: self.is_demoted(tier, now),

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::{
     Fleet, Key,
     member::Link,
-    tier::{HEAD_START, is_fresh},
+    tier::{HEAD_START, Tier, is_fresh},
 };
 use crate::client::options::Policy;
 
@@ -64,13 +64,14 @@ impl<C: Clone> Fleet<C> {
     /// What to do now. Marks what it says to dial as being dialled.
     pub(crate) fn plan(&mut self, now: Instant) -> Plan<C> {
         let mut wake = Wake { now, at: None };
+        let mut retire: Vec<_> = self.tiers.iter_mut().flat_map(Tier::leave).collect();
         let order = self.order(now, &mut wake);
         let dial = self.dials(&order, now, &mut wake);
         self.note_usability(now, &mut wake);
         let tier = self.choose(&order, now, &mut wake);
         let ask = self.asks(&order, tier, now, &mut wake);
         self.bind(tier);
-        let retire = self.retirements(&order, tier);
+        retire.extend(self.retirements(&order, tier));
         let bound = tier.map(|tier| Bound { tier, endpoints: self.endpoints(tier) });
         let own_serves = self.tiers[0].is_sound() && !self.is_demoted(0, now);
         let need_others = self.settings.keep_warm || !(own_serves || self.is_being_replaced(now));
@@ -126,7 +127,7 @@ impl<C: Clone> Fleet<C> {
         let members = &mut self.tiers[tier].members;
         // What warns does not stand in for what passes.
         let (mut under_way, mut passing, mut dialling) = (0, 0, 0);
-        for member in members.values() {
+        for member in members.values().filter(|member| !member.unlisted) {
             let counts = match member.link {
                 Link::Ready { .. } => true,
                 Link::Dialling { since, .. } if is_fresh(since, now) => {
@@ -178,16 +179,22 @@ impl<C: Clone> Fleet<C> {
         }
     }
 
-    /// The datacenter to bind to.
+    /// The datacenter to bind to. One where only those are ready that the registry
+    /// lists no longer comes behind all others.
     fn choose(&mut self, order: &[usize], now: Instant, wake: &mut Wake) -> Option<usize> {
-        let best = order.iter().copied().find(|&t| self.tiers[t].has_ready())?;
+        let first = |is_so: fn(&Tier<C>) -> bool| order.iter().copied().find(|&t| is_so(&self.tiers[t]));
+        let (best, is_ready): (_, fn(&Tier<C>) -> bool) = match first(Tier::has_ready) {
+            Some(best) => (best, Tier::has_ready),
+            None => (first(Tier::has_any_ready)?, Tier::has_any_ready),
+        };
         let place = |tier: usize| order.iter().position(|&t| t == tier).unwrap_or(usize::MAX);
-        let current = self.bound.as_ref().map(|b| b.tier);
-        let Some(current) = current.filter(|&t| self.tiers[t].has_ready()) else {
-            // Nothing is bound. The own datacenter gets its head start where an
-            // attempt there has just begun; the others cost each other nothing.
+        let bound = self.bound.as_ref().map(|b| b.tier);
+        let Some(current) = bound.filter(|&t| is_ready(&self.tiers[t])) else {
+            // Nothing is bound, or the last resort. The own datacenter gets its head
+            // start where an attempt there has just begun; the others cost each other
+            // nothing.
             if place(0) < place(best) && self.is_being_replaced(now) {
-                return None;
+                return bound.filter(|&t| self.tiers[t].has_any_ready());
             }
             return Some(best);
         };

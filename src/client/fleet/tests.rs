@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 /// A connection is a number here.
@@ -438,4 +440,144 @@ async fn where_hundreds_are_wanted_a_few_are_dialled_at_a_time() {
     assert!(plan.wake.is_some());
     bench.now += ms(250);
     assert_eq!(bench.settle(&[]).bound.expect("bound").endpoints.len(), 1 + 100 - 33 - 32);
+}
+
+#[tokio::test]
+async fn who_is_listed_no_longer_is_used_until_one_that_is_listed_is_ready_and_not_dialled_again() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["a", "b"]);
+    bench.settle(&[]);
+    let (a, b) = (bench.conn("a"), bench.conn("b"));
+    assert_eq!(bench.list(0, &["c"]), Vec::<Conn>::new(), "calls have nowhere else to go");
+    let plan = bench.settle(&["c"]);
+    assert_eq!(bench.bound(&plan), ["a", "b"]);
+    let status = bench.fleet.status(0, bench.now);
+    assert_eq!((status.known, status.ready, status.ejected, status.unlisted), (1, 0, 1, 2));
+    // One that fails has nobody who speaks for it.
+    bench.lose("a");
+    let plan = bench.settle(&["c"]);
+    assert_eq!(bench.bound(&plan), ["b"]);
+    assert_eq!(bench.fleet.status(0, bench.now).unlisted, 1);
+    // Nothing that is listed is ready: it is tried soon.
+    bench.now += ms(500);
+    let plan = bench.settle(&[]);
+    assert_eq!(bench.bound(&plan), ["c"]);
+    assert_eq!((plan.retire, bench.fleet.status(0, bench.now).unlisted), (vec![b], 0));
+    assert_ne!(bench.conn("c"), a);
+}
+
+#[tokio::test]
+async fn who_is_listed_no_longer_comes_behind_every_other_datacenter() {
+    let mut bench = Bench::new(settings(), 1);
+    bench.list(0, &["a"]);
+    bench.settle(&[]);
+    bench.list(0, &["c"]);
+    let plan = bench.settle(&["c"]);
+    assert_eq!((bench.bound(&plan), plan.ask), (vec!["a".to_owned()], vec![true, true]));
+    bench.list(1, &["z"]);
+    let plan = bench.settle(&["c"]);
+    assert_eq!(bench.bound(&plan), ["z"]);
+    bench.lose("z");
+    let plan = bench.settle(&["c", "z"]);
+    assert_eq!(bench.bound(&plan), ["a"], "the last resort");
+    bench.now += ms(500);
+    let plan = bench.settle(&["z"]);
+    assert_eq!(bench.bound(&plan), ["c"]);
+}
+
+#[tokio::test]
+async fn who_is_listed_again_is_one_like_any_other() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["a"]);
+    bench.settle(&[]);
+    let a = bench.conn("a");
+    bench.list(0, &["c"]);
+    bench.settle(&["c"]);
+    bench.list(0, &["a", "c"]);
+    let plan = bench.settle(&["c"]);
+    assert_eq!((bench.bound(&plan), bench.conn("a")), (vec!["a".to_owned()], a));
+    let status = bench.fleet.status(0, bench.now);
+    assert_eq!((status.known, status.ready, status.unlisted), (2, 1, 0));
+}
+
+#[tokio::test]
+async fn what_is_to_forget_the_list_on_purpose_forgets_all_of_it() {
+    let mut bench = Bench::new(settings(), 0);
+    bench.list(0, &["a"]);
+    bench.settle(&[]);
+    let a = bench.conn("a");
+    assert_eq!(bench.list(0, &[]), [a]);
+    assert!(bench.settle(&[]).bound.is_none());
+}
+
+const NAMES: [[&str; 3]; 2] = [["a", "b", "c"], ["x", "y", "z"]];
+
+fn named(tier: usize, mask: u8) -> Vec<&'static str> {
+    let at = |n: usize| (mask >> n & 1 == 1).then_some(NAMES[tier][n]);
+    (0..3).filter_map(at).collect()
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// The registry of a datacenter lists these; never none.
+    List(usize, u8),
+    /// These are dead from now on, and lose their connections.
+    Dead(u8, u8),
+    Wait(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0..2_usize, 1..8_u8).prop_map(|(tier, mask)| Step::List(tier, mask)),
+        (0..8_u8, 0..8_u8).prop_map(|(here, there)| Step::Dead(here, there)),
+        (0..8000_u64).prop_map(Step::Wait),
+    ]
+}
+
+proptest! {
+    /// Whatever the registries list and whoever dies.
+    #[test]
+    fn something_is_bound_while_anything_is_connected_and_what_is_listed_goes_first(
+        steps in prop::collection::vec(step(), 1..40),
+        keep_warm in any::<bool>(),
+        round_robin in any::<bool>(),
+    ) {
+        let policy = if round_robin { Policy::RoundRobin } else { Policy::PickFirst };
+        let mut bench = Bench::new(Settings { keep_warm, policy, ..settings() }, 1);
+        let mut dead: Vec<&str> = Vec::new();
+        // The own datacenter has been heard: until then it has its head start.
+        bench.list(0, &named(0, 1));
+        for step in steps {
+            match step {
+                Step::List(tier, mask) => drop(bench.list(tier, &named(tier, mask))),
+                Step::Dead(here, there) => {
+                    dead = named(0, here).into_iter().chain(named(1, there)).collect();
+                    let members = || bench.fleet.tiers.iter().flat_map(|t| t.members.values());
+                    let lost = |m: &&Member<Conn>| m.is_ready() && dead.contains(&m.instance.name.as_str());
+                    let lost: Vec<_> = members().filter(lost).map(|m| m.instance.name.clone()).collect();
+                    lost.iter().for_each(|name| bench.lose(name));
+                }
+                Step::Wait(time) => bench.now += ms(time),
+            }
+            let plan = bench.settle(&dead);
+            // What is given up in one plan is gone in the next.
+            let plan = if plan.retire.is_empty() { plan } else { bench.settle(&dead) };
+            let ready = |m: &Member<Conn>| m.is_ready();
+            let any = |is_so: fn(&Member<Conn>) -> bool| {
+                bench.fleet.tiers.iter().flat_map(|t| t.members.values()).any(is_so)
+            };
+            prop_assert_eq!(plan.bound.is_some(), any(ready));
+            let bound = bench.bound(&plan);
+            let unlisted = |name: &String| {
+                let mut members = bench.fleet.tiers.iter().flat_map(|t| t.members.values());
+                members.any(|m| m.unlisted && m.instance.name == *name)
+            };
+            prop_assert!(!any(Member::is_ready_by_list) || !bound.iter().any(unlisted));
+            for tier in &bench.fleet.tiers {
+                let left = tier.members.values().filter(|m| m.unlisted).count();
+                prop_assert!(left == 0 || !tier.has_ready());
+                prop_assert!(tier.members.values().all(|m| !m.unlisted || m.is_ready()));
+            }
+        }
+    }
 }

@@ -46,7 +46,9 @@ impl<C> Default for Tier<C> {
 }
 
 impl<C> Tier<C> {
-    /// Takes over a snapshot. Returns what was connected and is gone.
+    /// Takes over a snapshot. What is not in it and not connected is forgotten; what
+    /// is connected stays as the last resort, see [`leave`](Self::leave). An empty
+    /// snapshot leaves nothing at all. Returns what was connected and is gone.
     ///
     /// An instance that is listed again after it was not (a new entry, or any
     /// entry after the list was empty) starts with a clean record: the registry
@@ -64,7 +66,7 @@ impl<C> Tier<C> {
                         member.instance = Arc::clone(instance);
                     }
                     member.rank = rank;
-                    if was_empty {
+                    if std::mem::take(&mut member.unlisted) || was_empty {
                         member.reset();
                     }
                     member
@@ -73,7 +75,36 @@ impl<C> Tier<C> {
             };
             self.members.insert(id.clone(), member);
         }
-        before.into_values().filter_map(|member| into_conn(member.link)).collect()
+        for (id, mut member) in before {
+            member.unlisted = true;
+            self.members.insert(id, member);
+        }
+        if snapshot.instances.is_empty() { self.unlisted(|_| true) } else { self.leave() }
+    }
+
+    /// Lets those go that are on the list no longer: at once where one that is listed
+    /// is ready, else each as soon as it is not connected any more; it is never
+    /// dialled again. Returns the connections to give up.
+    pub(crate) fn leave(&mut self) -> Vec<C> {
+        let replaced = self.has_ready();
+        self.unlisted(|member| replaced || !member.is_ready())
+    }
+
+    /// Takes out those on the list no longer that `goes` says.
+    fn unlisted(&mut self, goes: impl Fn(&Member<C>) -> bool) -> Vec<C> {
+        let goes = |member: &Member<C>| member.unlisted && goes(member);
+        if !self.members.values().any(goes) {
+            return Vec::new();
+        }
+        let members = std::mem::take(&mut self.members);
+        let (gone, stay): (Vec<_>, Vec<_>) = members.into_iter().partition(|(_, member)| goes(member));
+        self.members = stay.into_iter().collect();
+        gone.into_iter().filter_map(|(_, member)| into_conn(member.link)).collect()
+    }
+
+    /// Those that the registry lists, or listed when it last knew any.
+    pub(crate) fn listed(&self) -> impl Iterator<Item = &Member<C>> {
+        self.members.values().filter(|member| !member.unlisted)
     }
 
     /// Calls are served well: nothing need be looked for elsewhere.
@@ -81,7 +112,13 @@ impl<C> Tier<C> {
         self.members.values().any(Member::is_sound)
     }
 
+    /// One that is listed is ready.
     pub(crate) fn has_ready(&self) -> bool {
+        self.members.values().any(Member::is_ready_by_list)
+    }
+
+    /// One is ready, listed or not.
+    pub(crate) fn has_any_ready(&self) -> bool {
         self.members.values().any(Member::is_ready)
     }
 

@@ -25,8 +25,8 @@ use crate::instance::Instance;
 /// # Ok(()) }
 /// ```
 ///
-/// New calls leave an instance that is on the new list no longer at once; running
-/// ones finish. A list that has not been set is empty. An empty list is treated as
+/// New calls leave an instance that is on the new list no longer as soon as one that
+/// is on it is ready; running ones finish. A list that has not been set is empty. An empty list is treated as
 /// every registry's: the old instances stay the last resort while they answer.
 #[derive(Clone)]
 pub struct StaticList(watch::Sender<Lists>);

@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Guarded(pub(crate) Arc<dyn Registry>);
 
 impl Registry for Guarded {
-    fn address(&self) -> Option<&str> {
+    fn address(&self) -> Option<Arc<str>> {
         self.0.address()
     }
 

@@ -71,8 +71,9 @@ pub trait Registry: Send + Sync + 'static {
     /// is given up and counts as failed.
     fn ask(&self, question: Question) -> Asking;
 
-    /// Where it is asked, which the status tells beside its errors. Default: nothing to tell.
-    fn address(&self) -> Option<&str> {
+    /// Where it was asked last. It is read as soon as a question has failed, and told
+    /// beside the error in the status and the events. Default: nothing to tell.
+    fn address(&self) -> Option<Arc<str>> {
         None
     }
 }

@@ -28,6 +28,9 @@ pub enum RegistryDoubt {
         /// when it answered.
         last_contact: Duration,
     },
+    /// It answers well again after it was lost or cut off. It counts as back once
+    /// that has lasted for 3 s.
+    Settling,
     /// Blocking queries are answered at once and without news, as a proxy does
     /// that drops the index. It is asked once a second instead.
     NotBlocking,
@@ -48,10 +51,6 @@ impl RegistryDoubt {
         let behind = answer.known_leader == Some(false) || last_contact >= OUT_OF_TOUCH;
         behind.then_some(Self::Behind { last_contact })
     }
-
-    pub(crate) fn is_behind(self) -> bool {
-        matches!(self, Self::Behind { .. })
-    }
 }
 
 impl fmt::Display for RegistryDoubt {
@@ -62,6 +61,7 @@ impl fmt::Display for RegistryDoubt {
                 "its server is cut off from the leader, last heard of {:.1} s before it answered",
                 last_contact.as_secs_f64()
             ),
+            Self::Settling => f.write_str("it answers again, only just"),
             Self::NotBlocking => f.write_str("it answers blocking queries at once and without news"),
         }
     }
@@ -70,10 +70,10 @@ impl fmt::Display for RegistryDoubt {
 // === impl Stir ===
 
 impl Stir {
-    /// A question that was to wait for news was answered after `waited`, with
-    /// `news` or without.
-    pub(super) fn answered(&mut self, waited: Duration, news: bool) {
-        if waited >= AT_ONCE {
+    /// A question that was to wait `at_least` so long for news was answered after
+    /// `waited`, with `news` or without.
+    pub(super) fn answered(&mut self, waited: Duration, at_least: Duration, news: bool) {
+        if waited >= AT_ONCE.min(at_least) {
             self.in_a_row = 0;
         } else if !news {
             self.in_a_row = self.in_a_row.saturating_add(1);
@@ -122,20 +122,31 @@ mod tests {
         }
     }
 
+    const WAIT: Duration = Duration::from_secs(60);
+
     #[test]
     fn answers_that_pour_in_without_news_are_named_until_one_has_blocked() {
         let mut stir = Stir::default();
         for _ in 0..MANY - 1 {
-            stir.answered(Duration::ZERO, false);
+            stir.answered(Duration::ZERO, WAIT, false);
         }
         // Churn is no fault, and proves nothing.
-        stir.answered(Duration::ZERO, true);
+        stir.answered(Duration::ZERO, WAIT, true);
         assert!(!stir.is_idle());
-        stir.answered(Duration::ZERO, false);
+        stir.answered(Duration::ZERO, WAIT, false);
         assert!(stir.is_idle());
-        stir.answered(Duration::ZERO, true);
+        stir.answered(Duration::ZERO, WAIT, true);
         assert!(stir.is_idle());
-        stir.answered(AT_ONCE, false);
+        stir.answered(AT_ONCE, WAIT, false);
+        assert!(!stir.is_idle());
+    }
+
+    #[test]
+    fn who_waits_as_long_as_it_was_asked_to_blocks() {
+        let (mut stir, short) = (Stir::default(), AT_ONCE / 2);
+        for _ in 0..2 * MANY {
+            stir.answered(short, short, false);
+        }
         assert!(!stir.is_idle());
     }
 }

@@ -31,6 +31,13 @@ impl Order {
         Asked(self.clock)
     }
 
+    /// Whether an answer with `index` tells an older state than the one last taken, as
+    /// long as the registry has not begun anew.
+    pub(super) fn is_older(&self, index: Option<u64>) -> bool {
+        let taken = self.taken.as_ref().and_then(|it| it.index);
+        index.zip(taken).is_some_and(|(new, taken)| new < taken)
+    }
+
     /// Whether the answer with `index` to the question of `asked` is to be taken.
     ///
     /// A higher index wins, also where its question is the older. A lower one is

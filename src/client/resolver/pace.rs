@@ -71,6 +71,18 @@ impl Spacing {
         // A token is there while no more than the spare ones are owed.
         full_at.checked_sub(self.spare).map_or(now, |it| it.max(now))
     }
+
+    /// Takes the first token that is to be had from `from` on, unless that is not
+    /// before `limit`.
+    pub(super) fn take_before(&mut self, from: Instant, limit: Instant) -> Option<Instant> {
+        let before = self.full_at;
+        let at = self.take(from);
+        if at >= limit {
+            self.full_at = before;
+            return None;
+        }
+        Some(at)
+    }
 }
 
 #[cfg(test)]
@@ -158,6 +170,15 @@ mod tests {
         let (now, mut spacing) = (Instant::now(), Spacing::new(100 * MS));
         let waits: Vec<_> = (0..4).map(|_| spacing.take(now) - now).collect();
         assert_eq!(waits, [Duration::ZERO, Duration::ZERO, 100 * MS, 200 * MS]);
+    }
+
+    #[test]
+    fn a_token_that_comes_too_late_is_left_to_others() {
+        let (now, mut spacing) = (Instant::now(), Spacing::with_burst(100 * MS, 1));
+        assert_eq!(spacing.take_before(now, now + 150 * MS), Some(now));
+        assert_eq!(spacing.take_before(now, now + 150 * MS), Some(now + 100 * MS));
+        assert_eq!(spacing.take_before(now, now + 150 * MS), None);
+        assert_eq!(spacing.take_before(now, now + 250 * MS), Some(now + 200 * MS));
     }
 
     #[test]

@@ -15,7 +15,8 @@ use tower::util::rng::Rng;
 use super::{
     RegistryDoubt, Reply, Resolved, ResolverSettings, Without,
     doubt::Stir,
-    episodes::Episodes,
+    episode::{Failure, Standing},
+    lines::Lines,
     order::{Asked, Order},
     pace::{Backoff, Spacing},
     turns::Turn,
@@ -23,15 +24,20 @@ use super::{
 use crate::{
     client::registry::{self, Asking, Listing, Registry},
     consul::{BlockingIndex, HealthAnswer, IndexStep, RegistryError},
-    instance::Snapshot,
 };
 
 /// The longest that a registry's wish to be left alone is heeded. Our bound: a
 /// faulty header must not blind us for a day.
 const LONGEST_QUIET: Duration = Duration::from_secs(300);
 /// How often a registry is asked that does not let queries wait, or that is cut
-/// off from its leader and would not say that it is back. Our choice.
+/// off from its leader and would not say that it is back, or has only just come
+/// back. Our choice.
 const DOUBTFUL: Duration = Duration::from_secs(1);
+/// The longest wait while a list is empty; before, no question waits longer than the
+/// list has been empty. What empties it may end without waking anybody, as a right does
+/// that is given back (seen with Consul 1.8.7), so what is over soon is known soon. Our
+/// choice.
+const EMPTY: Duration = Duration::from_secs(10);
 
 type Outcome = Result<Listing, RegistryError>;
 
@@ -50,7 +56,8 @@ pub(super) struct Task<R> {
     backoff: Backoff<R>,
     /// Until then the registry wants to be left alone.
     quiet_until: Option<Instant>,
-    episodes: Episodes,
+    standing: Standing,
+    lines: Lines,
     stir: Stir,
     without: Without,
 }
@@ -110,7 +117,8 @@ impl<R: Rng> Task<R> {
             free_at: Instant::now(),
             backoff: Backoff::new(settings.backoff_min, settings.backoff_max, rng),
             quiet_until: None,
-            episodes: Episodes::default(),
+            standing: Standing::default(),
+            lines: Lines::default(),
             stir: Stir::default(),
             without: settings.without,
         }
@@ -142,7 +150,8 @@ impl<R: Rng> Task<R> {
                             let was_failing = self.published.borrow().error.is_some();
                             // The registry is there: no reason to go on waiting for it.
                             let heard = self.answered(asked, None, &listing.answer);
-                            if heard.next == Next::Restart || was_failing {
+                            let restart = heard.next == Next::Restart || was_failing;
+                            if restart || waits_longer(&blocking, self.longest_wait()) {
                                 blocking = None;
                                 due = self.free_after(&listing);
                             }
@@ -176,8 +185,7 @@ impl<R: Rng> Task<R> {
     }
 
     fn question(&mut self, after: BlockingIndex, wait: Duration) -> Question {
-        let behind = self.published.borrow().doubt.is_some_and(RegistryDoubt::is_behind);
-        let wait = if behind { wait.min(DOUBTFUL) } else { wait };
+        let wait = wait.min(self.longest_wait());
         let blocking = after.get().map(|_| (Instant::now(), wait));
         let begins = self.order.is_new();
         let (service, seen) = (self.service.clone(), after.get());
@@ -185,10 +193,24 @@ impl<R: Rng> Task<R> {
         Question { asked: self.order.ask(), blocking, answer }
     }
 
+    /// How long a question may wait for news, by what was last heard.
+    fn longest_wait(&self) -> Duration {
+        if self.standing.episode().is_some() {
+            DOUBTFUL
+        } else if let Some(since) = self.published.borrow().empty_since {
+            since.elapsed().clamp(DOUBTFUL, EMPTY).min(self.wait)
+        } else {
+            self.wait
+        }
+    }
+
     /// The earliest time to ask again after a good answer.
     fn free_after(&mut self, listing: &Listing) -> Instant {
         let now = Instant::now();
-        let again_in = if self.stir.is_idle() { listing.again_in.max(DOUBTFUL) } else { listing.again_in };
+        // In doubt, what does not wait for news must not come at once.
+        let in_doubt = self.standing.episode().is_some() && self.index.get().is_none();
+        let slowly = self.stir.is_idle() || in_doubt;
+        let again_in = if slowly { listing.again_in.max(DOUBTFUL) } else { listing.again_in };
         self.free_at = self.spacing.take(now).max(now + again_in);
         if self.without.spacing {
             self.free_at = now;
@@ -204,7 +226,10 @@ impl<R: Rng> Task<R> {
         if self.index.get().is_none() || self.turn.sit() {
             return free_at;
         }
-        free_at.max(Instant::now() + self.turn.read_again_in(self.backoff.random()))
+        let now = Instant::now();
+        let next = now + self.turn.read_again_in(self.backoff.random());
+        let sooner = self.standing.episode().and_then(|_| self.turn.sooner(now, DOUBTFUL, next));
+        free_at.max(sooner.unwrap_or(next))
     }
 
     fn quiet_for(&self) -> Option<Duration> {
@@ -218,19 +243,25 @@ impl<R: Rng> Task<R> {
         let now = Instant::now();
         self.backoff.reset();
         self.quiet_until = None;
-        let failing_since = self.published.borrow().failing_since;
         let news = answer.index > self.index.get();
         if let Some(waited) = waited {
-            self.stir.answered(waited.took, news);
+            self.stir.answered(waited.took, waited.at_least, news);
         }
         let idle = self.stir.is_idle().then_some(RegistryDoubt::NotBlocking);
-        let doubt = RegistryDoubt::of(answer).or(idle);
-        self.episodes.answered(answer, doubt, failing_since.map(|since| now - since));
-        let taken = self.order.takes(asked, answer.index);
+        let ended = self.standing.answered(answer, now);
+        let settling = self.standing.is_settling().then_some(RegistryDoubt::Settling);
+        let doubt = RegistryDoubt::of(answer).or(settling).or(idle);
+        self.lines.answered(answer, doubt, ended.map(|it| now - it.since));
+        let episode = self.standing.episode().cloned();
+        // Without its leader a server learns nothing: what is older than what was heard
+        // before, as of one that was restarted and knows its last snapshot alone, is no news.
+        let outdated =
+            matches!(doubt, Some(RegistryDoubt::Behind { .. })) && self.order.is_older(answer.index);
+        let taken = !outdated && self.order.takes(asked, answer.index);
         let without = self.without;
         let mut changed = false;
         self.published.send_if_modified(|resolved| {
-            let confirmed = resolved.came(answer, doubt, now);
+            let confirmed = resolved.came(answer, doubt, episode, now);
             changed = taken && resolved.take(answer, now, without);
             confirmed || changed
         });
@@ -241,8 +272,8 @@ impl<R: Rng> Task<R> {
             return Heard { next: Next::Stay, changed };
         }
         if !taken {
-            // What is newer came from a question that was asked later; asking at once
-            // tells whether the index has fallen since.
+            // What is newer came from a question that was asked later, or from another
+            // server; asking anew tells whether the index has fallen since.
             self.index.reset();
             return Heard { next: Next::Restart, changed };
         }
@@ -251,7 +282,8 @@ impl<R: Rng> Task<R> {
             // A query that ends early and without news has been given up by a
             // restored snapshot, whose index is lower: waiting beyond the old one
             // would hide what happens until the next wait is over.
-            IndexStep::Same if waited.is_some_and(|it| it.took < it.at_least) => {
+            // And one that did not move with the list does not tell of its return.
+            IndexStep::Same if changed || waited.is_some_and(|it| it.took < it.at_least) => {
                 self.index.reset();
                 Next::Restart
             }
@@ -267,86 +299,18 @@ impl<R: Rng> Task<R> {
             self.index.reset();
         }
         self.turn.leave();
-        self.episodes.failed(error);
-        let without = self.without;
-        self.published.send_if_modified(|resolved| resolved.failed(error, now, without));
-        let mut due = now + self.backoff.failed();
+        self.lines.failed(error);
+        // What a question leaves there stays until the next one runs.
+        let failure = Failure { error: error.clone(), asked: self.registry.address() };
+        self.standing.failed(&failure, now);
+        let (without, episode) = (self.without, self.standing.episode().cloned());
+        self.published.send_if_modified(|resolved| resolved.failed(failure, episode, without));
+        let delay = self.backoff.failed();
         if let Some(quiet) = error.retry_after() {
-            let quiet = quiet.min(LONGEST_QUIET);
-            self.quiet_until = Some(now + quiet);
-            due += quiet;
+            self.quiet_until = Some(now + quiet.min(LONGEST_QUIET));
         }
-        due
-    }
-}
-
-// === impl Resolved ===
-
-impl Resolved {
-    /// Notes that a good answer came, from where, and how far it can be trusted.
-    /// True where that is news.
-    fn came(&mut self, answer: &HealthAnswer, doubt: Option<RegistryDoubt>, now: Instant) -> bool {
-        self.answers += 1;
-        self.answered_at = Some(now);
-        if let Some(RegistryDoubt::Behind { last_contact }) = doubt {
-            let since = now.checked_sub(last_contact).unwrap_or(now);
-            self.failing_since.get_or_insert(since);
-        } else {
-            self.failing_since = None;
-        }
-        let other_doubt = std::mem::replace(&mut self.doubt, doubt) != doubt;
-        let back = self.error.take().is_some();
-        // Other registries have none.
-        let agent = Some(&answer.agent).filter(|it| !it.is_empty());
-        let other_agent = self.agent.as_ref() != agent;
-        if other_agent {
-            self.agent = agent.cloned();
-        }
-        back || other_doubt || other_agent
-    }
-
-    /// Takes over what a good answer says. True where that is news.
-    fn take(&mut self, answer: &HealthAnswer, now: Instant, without: Without) -> bool {
-        let empty = answer.snapshot.instances.is_empty();
-        let denied = std::mem::replace(&mut self.denied, answer.denied) != self.denied;
-        // A list that the token may not read is not empty, it is unknown.
-        let hidden_since = (empty && self.denied.is_some()).then(|| self.hidden_since.unwrap_or(now));
-        let hidden = std::mem::replace(&mut self.hidden_since, hidden_since).is_some();
-        let keeps = !(empty && without.keep_on_empty);
-        let empty_since = (empty && keeps && hidden_since.is_none()).then(|| self.empty_since.unwrap_or(now));
-        let was_empty = std::mem::replace(&mut self.empty_since, empty_since).is_some();
-        let other = if !keeps {
-            self.snapshot.replace(Snapshot::default()) != Some(Snapshot::default())
-        } else if empty {
-            self.snapshot.get_or_insert_default();
-            false
-        } else {
-            let other = self.snapshot.as_ref() != Some(&answer.snapshot);
-            if other {
-                self.snapshot = Some(answer.snapshot.clone());
-            }
-            other
-        };
-        denied || hidden != hidden_since.is_some() || was_empty != empty_since.is_some() || other
-    }
-
-    /// Notes a failure. True where it is another one than before.
-    fn failed(&mut self, error: &RegistryError, now: Instant, without: Without) -> bool {
-        self.failing_since.get_or_insert(now);
-        self.doubt = None;
-        if without.keep_on_error {
-            self.snapshot = Some(Snapshot::default());
-            self.empty_since = None;
-        }
-        let before = self.error.replace(error.clone());
-        let kind = std::mem::discriminant::<RegistryError>;
-        match (&before, error) {
-            // A kind for everything: what it says tells them apart.
-            (Some(RegistryError::Other { source: old }), RegistryError::Other { source: new }) => {
-                old.to_string() != new.to_string()
-            }
-            _ => before.as_ref().map(kind) != Some(kind(error)),
-        }
+        // Also where another question, asked before, has failed in another way.
+        self.quiet_until.map_or(now, |until| until.max(now)) + delay
     }
 }
 
@@ -365,6 +329,12 @@ async fn ended(question: &mut Option<Question>) -> (Asked, Option<Waited>, Outco
         }
         None => pending().await,
     }
+}
+
+/// Whether the question would wait for longer than that.
+fn waits_longer(question: &Option<Question>, than: Duration) -> bool {
+    let wait = question.as_ref().and_then(|it| it.blocking).map(|(_, wait)| wait);
+    wait.is_some_and(|it| it > than)
 }
 
 fn reply_all(waiting: &mut Vec<Reply>, outcome: &Result<Resolved, RegistryError>) {

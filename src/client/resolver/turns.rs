@@ -32,6 +32,9 @@ use crate::consul::BlockingIndex;
 /// thousand have begun after two seconds.
 const BEGIN_AT_ONCE: u32 = 32;
 const BEGIN_EVERY: Duration = Duration::from_millis(2);
+/// How far apart the reads are that services in doubt make beyond those they would make
+/// anyway. Our choice: a hundred a second, which an agent answers in passing.
+const SOONER_EVERY: Duration = Duration::from_millis(10);
 
 /// The seats that all resolvers of one `ConsulService` share.
 #[derive(Clone)]
@@ -45,6 +48,7 @@ struct Shared {
     seats: Arc<Semaphore>,
     queued: AtomicUsize,
     starts: Mutex<Spacing>,
+    sooner: Mutex<Spacing>,
 }
 
 /// The decisions, without time, chance or others.
@@ -101,6 +105,7 @@ impl Turns {
                 seats: Arc::new(Semaphore::new(rule.seats)),
                 queued: AtomicUsize::new(0),
                 starts: Mutex::new(Spacing::with_burst(BEGIN_EVERY, BEGIN_AT_ONCE)),
+                sooner: Mutex::new(Spacing::with_burst(SOONER_EVERY, 1)),
             }),
         }
     }
@@ -184,6 +189,12 @@ impl Turn {
     /// A question has failed: what comes next does not wait.
     pub(super) fn leave(&mut self) {
         self.seat = Seat::Without;
+    }
+
+    /// When to read again, without a seat and with the registry in doubt: `after` so
+    /// long, or later where many want to. `None`: not before `next`.
+    pub(super) fn sooner(&self, now: Instant, after: Duration, next: Instant) -> Option<Instant> {
+        self.shared.sooner.lock().take_before(now + after, next)
     }
 
     /// How long after an answer to read again, without a seat.
@@ -295,6 +306,36 @@ mod tests {
         let turns = Turns::for_all();
         let mut all: Vec<_> = (0..1000).map(|_| turns.join()).collect();
         assert!(all.iter_mut().all(Turn::sit));
+    }
+
+    /// A second after an answer each of `services` reads again, or later: the longest
+    /// time between two reads.
+    fn longest_unread_in_doubt(services: usize) -> Duration {
+        let (turns, start) = (Turns::new(1, RULE.read_every), Instant::now());
+        let (turn, mut longest) = (turns.join(), Duration::ZERO);
+        let mut reads = vec![start; services];
+        let mut last = None;
+        loop {
+            let earliest = reads.iter_mut().min().expect("there are services");
+            if *earliest >= start + MINUTE {
+                return longest;
+            }
+            let next = *earliest + RULE.read_again_in(0.5);
+            let sooner = turn.sooner(*earliest, Duration::from_secs(1), next);
+            if let Some(at) = sooner {
+                assert!(last.replace(at).is_none_or(|last| at - last >= SOONER_EVERY));
+            }
+            let again = sooner.unwrap_or(next);
+            longest = longest.max(again - *earliest);
+            *earliest = again;
+        }
+    }
+
+    #[test]
+    fn in_doubt_a_few_read_each_second_and_a_thousand_no_more_than_the_agent_can_bear() {
+        assert_eq!(longest_unread_in_doubt(1), Duration::from_secs(1));
+        assert!(longest_unread_in_doubt(50) <= Duration::from_millis(1500));
+        assert!(longest_unread_in_doubt(1000) <= RULE.read_every);
     }
 
     #[test]

@@ -29,7 +29,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::util::rng::{HasherRng, Rng};
 
-use self::{probes::Probes, sources::News, updates::LookUps};
+use self::{
+    probes::Probes,
+    sources::{Loss, News, trouble},
+    updates::LookUps,
+};
 pub(crate) use self::{
     publisher::Publisher,
     sources::{Others, Sources},
@@ -41,7 +45,7 @@ use super::{
     fleet::{Dial, Fleet, Key, Plan, Settings, Word},
     options::ServiceOptions,
     report::{LossCause, Report},
-    resolver::{RegistryDoubt, Resolved},
+    resolver::{Cause, Failure, Resolved},
     status::ServiceStatus,
 };
 use crate::{Instance, consul::RegistryError};
@@ -230,23 +234,22 @@ impl Worker {
             self.publisher.lost(&endpoint, RebindCause::LeftRegistry, Instant::now());
             endpoint.link().retire();
         }
-        let before = self.sources.note(tier, resolved.clone());
-        let source = self.sources.get(tier);
-        let name = &source.name;
-        match (before.failing_since, &resolved) {
-            (None, Resolved { error: Some(error), .. }) => {
-                self.publisher.registry_lost(name, source.trouble(error));
+        let denied = resolved.denied;
+        let before = self.sources.note(tier, resolved);
+        let loss = self.sources.note_loss(tier);
+        let name = &self.sources.get(tier).name;
+        match loss {
+            Some(Loss::Began(Cause::Lost(Failure { error, asked }))) => {
+                self.publisher.registry_lost(name, trouble(&error, asked.as_deref()));
             }
-            (None, Resolved { doubt: Some(RegistryDoubt::Behind { last_contact }), .. }) => {
-                self.publisher.registry_behind(name, *last_contact);
+            Some(Loss::Began(Cause::Behind(last_contact))) => {
+                self.publisher.registry_behind(name, last_contact);
             }
-            (Some(since), Resolved { failing_since: None, .. }) => {
-                self.publisher.registry_back(name, since.elapsed());
-            }
-            _ => {}
+            Some(Loss::Ended(since)) => self.publisher.registry_back(name, since.elapsed()),
+            None => {}
         }
-        if before.denied != resolved.denied {
-            self.publisher.access(name, resolved.denied);
+        if before.denied != denied {
+            self.publisher.access(name, denied);
         }
     }
 
@@ -350,11 +353,12 @@ impl Worker {
                 let source = self.sources.get(tier);
                 let mut status = self.fleet.status(tier, now);
                 status.name.clone_from(&source.name);
-                status.stale_since =
-                    [source.last.failing_since, source.last.hidden_since].into_iter().flatten().min();
+                let failing_since = source.last.episode.as_ref().map(|it| it.since);
+                status.stale_since = [failing_since, source.last.hidden_since].into_iter().flatten().min();
                 status.denied = source.last.denied;
                 status.agent.clone_from(&source.last.agent);
-                status.registry_error = source.last.error.as_ref().map(|error| source.trouble(error));
+                let asked = source.last.asked.as_deref();
+                status.registry_error = source.last.error.as_ref().map(|error| trouble(error, asked));
                 status.doubt = source.last.doubt;
                 status
             })

@@ -9,7 +9,7 @@ use crate::{
     client::{
         error::in_brief,
         registry::{ConsulQuery, Registry},
-        resolver::{Resolved, Resolver, ResolverSettings},
+        resolver::{Cause, Resolved, Resolver, ResolverSettings},
         status::UNNAMED,
     },
     consul::{ConsulClient, HealthQuery, RegistryError},
@@ -28,19 +28,22 @@ pub(crate) struct Source {
     resolver: Option<Resolver>,
     /// What the registry said last; kept for the status.
     pub(crate) last: Resolved,
+    /// Since when the registry has been told to be lost. It outlives the asking, so
+    /// that what is told lost is told back before it is told lost again.
+    pub(crate) lost_since: Option<Instant>,
 }
 
 impl Source {
     fn new(name: String, registry: Arc<dyn Registry>) -> Self {
-        Self { name, registry, resolver: None, last: Resolved::default() }
+        Self { name, registry, resolver: None, last: Resolved::default(), lost_since: None }
     }
+}
 
-    /// What is wrong, and with whom.
-    pub(crate) fn trouble(&self, error: &RegistryError) -> String {
-        match self.registry.address() {
-            Some(address) => format!("{} (asked at {address})", in_brief(error)),
-            None => in_brief(error),
-        }
+/// What is wrong, and with whom.
+pub(crate) fn trouble(error: &RegistryError, asked: Option<&str>) -> String {
+    match asked {
+        Some(address) => format!("{} (asked at {address})", in_brief(error)),
+        None => in_brief(error),
     }
 }
 
@@ -56,6 +59,13 @@ pub(crate) enum Others {
     },
     /// Other registries, by name.
     Registries(Vec<(String, Arc<dyn Registry>)>),
+}
+
+/// What is to be told of a registry.
+pub(crate) enum Loss {
+    Began(Cause),
+    /// It began then.
+    Ended(Instant),
 }
 
 /// What a source has to say.
@@ -255,12 +265,30 @@ impl Sources {
     pub(crate) fn note(&mut self, tier: usize, resolved: Resolved) -> Resolved {
         std::mem::replace(&mut self.list[tier].last, resolved)
     }
+
+    /// Notes whether the registry is lost by the word noted last. Returns since when it
+    /// was, where that begins or ends now.
+    pub(crate) fn note_loss(&mut self, tier: usize) -> Option<Loss> {
+        let source = &mut self.list[tier];
+        match (&source.last.episode, source.lost_since) {
+            (Some(episode), None) => {
+                source.lost_since = Some(episode.since);
+                Some(Loss::Began(episode.cause.clone()))
+            }
+            // A resolver that has heard nothing yet does not know.
+            (None, Some(since)) if source.last.answers > 0 => {
+                source.lost_since = None;
+                Some(Loss::Ended(since))
+            }
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::consul::ConsulConfig;
+    use crate::{client::resolver::Episode, consul::ConsulConfig};
 
     #[tokio::test]
     async fn a_datacenter_that_stays_is_asked_on_when_the_list_changes() {
@@ -289,5 +317,42 @@ mod tests {
         assert_eq!(sources.set_list(Ok(in_use), true, Instant::now()), Some(vec![Some(1), None, None]));
         let names: Vec<_> = sources.list.iter().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["dc1", "dc2", "dc4", "dc3"]);
+    }
+
+    #[tokio::test]
+    async fn what_is_told_lost_is_told_back_before_it_is_told_lost_again() {
+        let config = ConsulConfig::new("127.0.0.1:1").unwrap();
+        let (client, query) = (ConsulClient::new(config).unwrap(), HealthQuery::new("counter").unwrap());
+        let own = Arc::new(ConsulQuery::new(client, query));
+        let settings = ResolverSettings::default();
+        let mut sources = Sources::new("counter".into(), own, Others::None, settings);
+        let since = Instant::now();
+        let lost = Resolved {
+            episode: Some(Arc::new(Episode { since, cause: Cause::Behind(Duration::ZERO) })),
+            answers: 1,
+            ..Resolved::default()
+        };
+        let well = Resolved { answers: 2, ..Resolved::default() };
+        let mut told = |word: Option<Resolved>| {
+            match word {
+                Some(word) => drop(sources.note(0, word)),
+                // Not asked any more, and then asked anew: nothing is known yet.
+                None => drop(sources.unask(0)),
+            }
+            match sources.note_loss(0) {
+                Some(Loss::Began(_)) => "lost",
+                Some(Loss::Ended(began)) if began == since => "back",
+                Some(Loss::Ended(_)) => "back from another",
+                None => "",
+            }
+        };
+        assert_eq!(told(Some(well.clone())), "");
+        assert_eq!(told(Some(lost.clone())), "lost");
+        assert_eq!(told(None), "", "nobody knows");
+        assert_eq!(told(Some(lost.clone())), "", "the same, as far as was told");
+        assert_eq!(told(None), "");
+        assert_eq!(told(Some(well.clone())), "back");
+        assert_eq!(told(Some(well)), "");
+        assert_eq!(told(Some(lost)), "lost");
     }
 }

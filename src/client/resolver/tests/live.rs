@@ -80,12 +80,12 @@ async fn an_agent_that_dies_and_comes_back_with_nothing_is_followed() {
     agent.kill().await.unwrap();
     let lost = until(&resolver, |it| it.error.is_some()).await;
     assert_eq!(names(&lost), ["a"]);
-    assert!(lost.failing_since.is_some());
+    assert!(lost.episode.is_some());
     let refused = resolver.refresh().await.unwrap_err();
     assert!(matches!(refused, RegistryError::Unreachable { .. }), "{refused:?}");
     agent.restart().await.unwrap();
-    let back = until(&resolver, |it| it.error.is_none()).await;
-    assert!(back.empty_since.is_some() && back.failing_since.is_none());
+    let back = until(&resolver, |it| it.episode.is_none()).await;
+    assert!(back.empty_since.is_some() && back.error.is_none());
     // Its index is far lower than before, and what happens now is seen at once.
     register(&agent, "b", 2).await;
     until(&resolver, |it| names(it) == ["b"]).await;

@@ -23,6 +23,9 @@ struct Seen {
     turns: Vec<u32>,
     first: Vec<Instant>,
     failing: bool,
+    /// Answers, and knows no leader.
+    leaderless: bool,
+    reads: usize,
 }
 
 struct Fake(Arc<World>, usize);
@@ -67,7 +70,9 @@ impl Registry for Fake {
                 return Err(RegistryError::NoServers);
             }
             let index = *index.borrow();
-            Ok(answer(index, &[&index.to_string()]).into())
+            let mut answer = answer(index, &[&index.to_string()]);
+            answer.known_leader = Some(!world.seen.lock().leaderless);
+            Ok(answer.into())
         })
     }
 }
@@ -97,6 +102,7 @@ impl World {
             Some(last) => seen.longest_unread = seen.longest_unread.max(now - last),
             None => seen.first.push(now),
         }
+        seen.reads += usize::from(!waits);
         if waits {
             seen.turns[at] += 1;
             seen.polls += 1;
@@ -196,4 +202,32 @@ async fn an_outage_leaves_no_seat_behind_and_retries_are_spread() {
     assert!(at.len() > SERVICES / 2, "not all in the same moment: {at:?}");
     sleep(Duration::from_secs(60)).await;
     assert_eq!(world.seen.lock().polls, SEATS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registry_cut_off_from_its_leader_is_asked_every_second_also_without_a_seat() {
+    let world = World::new();
+    let resolvers = world.watch();
+    sleep(Duration::from_secs(60)).await;
+    world.seen.lock().leaderless = true;
+    sleep(Duration::from_secs(20)).await;
+    assert!(resolvers.iter().all(|it| it.watch().borrow().episode.is_some()));
+    let reads = {
+        let seen = &mut *world.seen.lock();
+        (seen.longest_unread, seen.most_polls) = (Duration::ZERO, 0);
+        seen.reads
+    };
+    sleep(Duration::from_secs(20)).await;
+    {
+        let seen = world.seen.lock();
+        assert_eq!(seen.most_polls, SEATS);
+        assert!(seen.longest_unread <= Duration::from_millis(1500), "{:?}", seen.longest_unread);
+        assert!(seen.reads - reads <= SERVICES * 21, "{}", seen.reads - reads);
+    }
+    world.seen.lock().leaderless = false;
+    let back = Instant::now();
+    for resolver in &resolvers {
+        resolver.watch().wait_for(|it| it.episode.is_none()).await.unwrap();
+    }
+    assert!(back.elapsed() <= Duration::from_secs(6), "{:?}", back.elapsed());
 }

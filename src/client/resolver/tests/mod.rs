@@ -9,13 +9,13 @@ use std::io;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 use crate::{
     client::registry::{self, Asking},
     consul::{Denied, HealthAnswer, SkipReason, SkippedEntry},
-    instance::Instance,
+    instance::{Instance, Snapshot},
 };
 
 type Outcome = Result<HealthAnswer, RegistryError>;
@@ -25,6 +25,7 @@ struct ByHand(mpsc::UnboundedSender<Question>);
 
 struct Question {
     after: Option<u64>,
+    wait: Duration,
     at: Instant,
     answer: oneshot::Sender<Outcome>,
 }
@@ -32,7 +33,8 @@ struct Question {
 impl Registry for ByHand {
     fn ask(&self, question: registry::Question) -> Asking {
         let (answer, outcome) = oneshot::channel();
-        let _ = self.0.send(Question { after: question.seen, at: Instant::now(), answer });
+        let _ =
+            self.0.send(Question { after: question.seen, wait: question.wait, at: Instant::now(), answer });
         Box::pin(async move { Ok(outcome.await.expect("the test answers what it takes")?.into()) })
     }
 }
@@ -185,11 +187,136 @@ async fn a_failure_keeps_the_list_and_forgets_the_index() {
     bench.no_news().await;
     bad(bench.question().await, RegistryError::NotFound);
     let other = bench.news().await;
-    assert_eq!(other.failing_since, failing.failing_since);
-    good(bench.question().await, 3, &["a"]);
-    let back = bench.news().await;
-    assert!(back.error.is_none() && back.failing_since.is_none());
+    let since = |it: &Resolved| it.episode.as_ref().map(|it| it.since);
+    assert_eq!(since(&other), since(&failing));
+    // The list is followed at once; that the registry is back is to be seen.
+    good(bench.question().await, 3, &["b"]);
+    let settling = bench.news().await;
+    assert_eq!((names(&settling), settling.doubt), (vec!["b".to_owned()], Some(RegistryDoubt::Settling)));
+    assert!(settling.error.is_none() && since(&settling) == since(&failing));
     assert_eq!(bench.question().await.after, Some(3));
+}
+
+/// Answers well, a second after each question, until the registry counts as back.
+async fn settled(bench: &mut Bench, index: u64, names: &[&str]) -> Duration {
+    let begun = Instant::now();
+    while bench.resolved.borrow().episode.is_some() {
+        let question = bench.question().await;
+        assert!(question.wait <= Duration::from_secs(1), "it is asked soon: {:?}", question.wait);
+        if question.after.is_some() {
+            sleep(question.wait).await;
+        }
+        good(question, index, names);
+        settle().await;
+    }
+    begun.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_loss_with_a_good_answer_in_it_is_one_episode() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &["a"]);
+    bench.news().await;
+    bad(bench.question().await, RegistryError::NoServers);
+    let lost = bench.news().await.episode.expect("it is lost");
+    for _ in 0..3 {
+        // A server that has not noticed yet, and then has.
+        good(bench.question().await, 8, &["a"]);
+        assert!(bench.news().await.episode.is_some());
+        let cut_off = HealthAnswer { known_leader: Some(false), ..answer(8, &["a"]) };
+        assert!(bench.question().await.answer.send(Ok(cut_off)).is_ok());
+        assert_eq!(bench.news().await.episode.expect("it lasts").since, lost.since);
+    }
+    let took = settled(&mut bench, 9, &["a"]).await;
+    assert!(took <= Duration::from_secs(5), "it is told soon: {took:?}");
+    let back = bench.resolved.borrow_and_update().clone();
+    assert_eq!((back.doubt, back.episode.is_some()), (None, false));
+    // From then on it is waited for as ever.
+    assert_eq!(bench.question().await.wait, ResolverSettings::default().wait);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_a_leader_is_followed_in_what_is_newer_and_not_in_what_is_older() {
+    let mut bench = Bench::new();
+    let cut_off = |index, names: &[&str]| HealthAnswer { known_leader: Some(false), ..answer(index, names) };
+    good(bench.question().await, 9, &["a", "b"]);
+    bench.news().await;
+    bad(bench.question().await, RegistryError::NoServers);
+    bench.news().await;
+    // Restarted, it knows no more than its last snapshot, or nothing.
+    let mut asked = Vec::new();
+    for list in [&["a"][..], &[]] {
+        let question = bench.question().await;
+        assert_eq!(question.after, None);
+        asked.push(question.at);
+        assert!(question.answer.send(Ok(cut_off(4, list))).is_ok());
+        settle().await;
+        let resolved = bench.resolved.borrow_and_update().clone();
+        assert_eq!((names(&resolved), resolved.empty_since), (vec!["a".to_owned(), "b".to_owned()], None));
+        assert!(matches!(resolved.doubt, Some(RegistryDoubt::Behind { .. })));
+    }
+    assert_eq!(asked[1] - asked[0], Duration::from_secs(1), "it is not pressed");
+    assert!(bench.question().await.answer.send(Ok(cut_off(10, &["b", "c"]))).is_ok());
+    assert_eq!(names(&bench.news().await), ["b", "c"]);
+    // With its leader it knows what is so, whatever its index.
+    good(bench.question().await, 4, &["d"]);
+    assert_eq!(names(&bench.news().await), ["d"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_finds_the_registry_cut_off_shortens_the_wait_for_news() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &["a"]);
+    bench.news().await;
+    let patient = bench.question().await;
+    let (refresh, question) = bench.refresh().await;
+    let cut_off = HealthAnswer { known_leader: Some(false), ..answer(7, &["a"]) };
+    assert!(question.answer.send(Ok(cut_off)).is_ok());
+    refresh.await.unwrap().unwrap();
+    settle().await;
+    assert!(patient.answer.is_closed(), "it would not say for long that the registry is back");
+    assert!(settled(&mut bench, 7, &["a"]).await <= Duration::from_secs(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_list_is_empty_no_question_waits_longer_than_it_has_been() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &["a"]);
+    let patient = bench.question().await;
+    assert_eq!(patient.wait, Duration::from_secs(60));
+    let (refresh, question) = bench.refresh().await;
+    good(question, 7, &[]);
+    refresh.await.unwrap().unwrap();
+    settle().await;
+    assert!(patient.answer.is_closed());
+    // The index has not moved with the list: it may be full again, and nobody is woken.
+    let next = bench.question().await;
+    assert_eq!(next.after, None);
+    good(next, 7, &[]);
+    let mut waits = Vec::new();
+    for _ in 0..7 {
+        let next = bench.question().await;
+        waits.push(next.wait.as_secs());
+        assert_eq!(next.after, Some(7));
+        sleep(next.wait).await;
+        good(next, 7, &[]);
+    }
+    assert_eq!(waits, [1, 1, 2, 5, 10, 10, 10]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_that_fails_late_does_not_break_in_on_a_registry_that_wants_to_be_left_alone() {
+    let mut bench = Bench::new();
+    good(bench.question().await, 7, &["a"]);
+    bench.news().await;
+    let blocking = bench.question().await;
+    let (refresh, question) = bench.refresh().await;
+    let begun = Instant::now();
+    bad(blocking, RegistryError::RateLimited { retry_after: Some(Duration::from_secs(30)) });
+    bench.news().await;
+    bad(question, RegistryError::TimedOut { after: Duration::from_secs(1) });
+    assert!(refresh.await.unwrap().is_err());
+    assert!(bench.question().await.at - begun >= Duration::from_secs(30));
 }
 
 #[tokio::test(start_paused = true)]
@@ -433,15 +560,15 @@ async fn each_trouble_is_one_line_when_it_begins_and_one_when_it_ends() {
         };
         bench.question().await.answer.send(Ok(odd)).unwrap();
     }
-    good(bench.question().await, 6, &["a"]);
+    settled(&mut bench, 6, &["a"]).await;
     bench.question().await;
     let text = String::from_utf8(log.0.lock().clone()).unwrap();
     for line in [
         "the registry is lost",
         "the registry is back",
         "70000 is no port",
-        "has no leader;",
-        "has a leader again",
+        "is cut off from its leader",
+        "in touch with its leader again",
     ] {
         assert_eq!(text.matches(line).count(), 1, "{line}: {text}");
     }

@@ -7,16 +7,16 @@ use crate::consul::{HealthAnswer, RegistryError, SkippedEntry};
 
 /// The troubles that have been told of and last.
 #[derive(Debug, Default)]
-pub(super) struct Episodes {
+pub(super) struct Lines {
     lost: bool,
-    leaderless: bool,
+    behind: bool,
     idle: bool,
     skipped: BTreeSet<SkippedEntry>,
 }
 
-// === impl Episodes ===
+// === impl Lines ===
 
-impl Episodes {
+impl Lines {
     pub(super) fn failed(&mut self, error: &RegistryError) {
         if !std::mem::replace(&mut self.lost, true) {
             let error: &dyn std::error::Error = error;
@@ -24,28 +24,30 @@ impl Episodes {
         }
     }
 
+    /// `ended`: how long the episode was that this answer ends.
     pub(super) fn answered(
         &mut self,
         answer: &HealthAnswer,
         doubt: Option<RegistryDoubt>,
-        failing_for: Option<Duration>,
+        ended: Option<Duration>,
     ) {
         let idle = doubt == Some(RegistryDoubt::NotBlocking);
         if idle && !self.idle {
             tracing::warn!("the registry answers blocking queries at once; it is asked once a second");
         }
         self.idle = idle;
-        if std::mem::take(&mut self.lost) {
-            tracing::info!(after = ?failing_for.unwrap_or_default(), "the registry is back");
+        if let Some(RegistryDoubt::Behind { last_contact }) = doubt
+            && !std::mem::replace(&mut self.behind, true)
+        {
+            tracing::warn!(?last_contact, "the registry is cut off from its leader; what it says may be old");
         }
-        let leaderless = answer.known_leader == Some(false);
-        match (std::mem::replace(&mut self.leaderless, leaderless), leaderless) {
-            (false, true) => tracing::warn!(
-                last_contact = ?answer.last_contact.unwrap_or_default(),
-                "the registry has no leader; what it says may be old"
-            ),
-            (true, false) => tracing::info!("the registry has a leader again"),
-            _ => {}
+        if let Some(after) = ended {
+            if std::mem::take(&mut self.lost) {
+                tracing::info!(?after, "the registry is back");
+            }
+            if std::mem::take(&mut self.behind) {
+                tracing::info!(?after, "the registry is in touch with its leader again");
+            }
         }
         let skipped: BTreeSet<_> = answer.skipped.iter().cloned().collect();
         for entry in skipped.difference(&self.skipped) {

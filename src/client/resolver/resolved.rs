@@ -1,0 +1,122 @@
+//! What is known of a service, and what an answer or a failure makes of it. Only a good
+//! answer that holds instances replaces those that are known.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{Episode, Failure, RegistryDoubt, Without};
+use crate::{
+    consul::{Denied, HealthAnswer, RegistryError},
+    instance::Snapshot,
+};
+
+/// What is known of the service.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub(crate) struct Resolved {
+    /// The last list that had instances, or an empty one where there never were
+    /// any. `None`: the registry has never answered.
+    pub(crate) snapshot: Option<Snapshot>,
+    /// When the last good answer came.
+    pub(crate) answered_at: Option<Instant>,
+    /// What the last question failed with; `None` once one has been answered.
+    pub(crate) error: Option<RegistryError>,
+    /// Where that question was asked.
+    pub(crate) asked: Option<Arc<str>>,
+    /// What is wrong with the answers, though they come.
+    pub(crate) doubt: Option<RegistryDoubt>,
+    /// The episode in which what is known is not confirmed: questions fail, or are
+    /// answered by a server that is cut off, or are answered again only just.
+    pub(crate) episode: Option<Arc<Episode>>,
+    /// Since when the registry has said that there are no instances.
+    pub(crate) empty_since: Option<Instant>,
+    /// What the token may not read, by the last good answer.
+    pub(crate) denied: Option<Denied>,
+    /// Since when the list has been hidden from the token: it comes empty, and
+    /// that says nothing.
+    pub(crate) hidden_since: Option<Instant>,
+    /// The address of the agent that gave the last good answer.
+    pub(crate) agent: Option<Arc<str>>,
+    /// How many good answers there have been.
+    pub(crate) answers: u64,
+}
+
+// === impl Resolved ===
+
+impl Resolved {
+    /// Notes that a good answer came, from where, and how far it can be trusted.
+    /// True where that is news.
+    pub(super) fn came(
+        &mut self,
+        answer: &HealthAnswer,
+        doubt: Option<RegistryDoubt>,
+        episode: Option<Arc<Episode>>,
+        now: Instant,
+    ) -> bool {
+        self.answers += 1;
+        self.answered_at = Some(now);
+        // An episode that begins or ends is another doubt.
+        self.episode = episode;
+        let other_doubt = std::mem::replace(&mut self.doubt, doubt) != doubt;
+        let back = self.error.take().is_some();
+        // Other registries have none.
+        let agent = Some(&answer.agent).filter(|it| !it.is_empty());
+        let other_agent = self.agent.as_ref() != agent;
+        if other_agent {
+            self.agent = agent.cloned();
+        }
+        back || other_doubt || other_agent
+    }
+
+    /// Takes over what a good answer says. True where that is news.
+    pub(super) fn take(&mut self, answer: &HealthAnswer, now: Instant, without: Without) -> bool {
+        let empty = answer.snapshot.instances.is_empty();
+        let denied = std::mem::replace(&mut self.denied, answer.denied) != self.denied;
+        // A list that the token may not read is not empty, it is unknown.
+        let hidden_since = (empty && self.denied.is_some()).then(|| self.hidden_since.unwrap_or(now));
+        let hidden = std::mem::replace(&mut self.hidden_since, hidden_since).is_some();
+        let keeps = !(empty && without.keep_on_empty);
+        let empty_since = (empty && keeps && hidden_since.is_none()).then(|| self.empty_since.unwrap_or(now));
+        let was_empty = std::mem::replace(&mut self.empty_since, empty_since).is_some();
+        let other = if !keeps {
+            self.snapshot.replace(Snapshot::default()) != Some(Snapshot::default())
+        } else if empty {
+            self.snapshot.get_or_insert_default();
+            false
+        } else {
+            let other = self.snapshot.as_ref() != Some(&answer.snapshot);
+            if other {
+                self.snapshot = Some(answer.snapshot.clone());
+            }
+            other
+        };
+        denied || hidden != hidden_since.is_some() || was_empty != empty_since.is_some() || other
+    }
+
+    /// Notes a failure. True where it is another one than before.
+    pub(super) fn failed(
+        &mut self,
+        failure: Failure,
+        episode: Option<Arc<Episode>>,
+        without: Without,
+    ) -> bool {
+        self.episode = episode;
+        self.doubt = None;
+        if without.keep_on_error {
+            self.snapshot = Some(Snapshot::default());
+            self.empty_since = None;
+        }
+        let kind = std::mem::discriminant::<RegistryError>;
+        let Failure { error, asked } = failure;
+        let elsewhere = std::mem::replace(&mut self.asked, asked.clone()) != asked;
+        let before = self.error.replace(error.clone());
+        match (&before, &error) {
+            // A kind for everything: what it says tells them apart.
+            (Some(RegistryError::Other { source: old }), RegistryError::Other { source: new }) => {
+                old.to_string() != new.to_string()
+            }
+            _ => elsewhere || before.as_ref().map(kind) != Some(kind(&error)),
+        }
+    }
+}
