@@ -120,3 +120,62 @@ impl Resolved {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::instance::Instance;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Answered { names: Vec<String>, denied: bool, leaderless: bool },
+        Failed,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let names = prop::collection::vec("[abc]", 0..3);
+        prop_oneof![
+            3 => (names, any::<bool>(), any::<bool>())
+                .prop_map(|(names, denied, leaderless)| Step::Answered { names, denied, leaderless }),
+            1 => Just(Step::Failed),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_known_is_replaced_by_a_list_with_entries_and_by_nothing_else(
+            steps in prop::collection::vec(step(), 0..40),
+        ) {
+            let (mut resolved, now, without) = (Resolved::default(), Instant::now(), Without::default());
+            let mut known = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Answered { names, denied, leaderless } => {
+                        let instances = names.iter().map(|it| Arc::new(Instance::new(it, it, 80, "dc1")));
+                        let mut answer = HealthAnswer::of(Snapshot { instances: instances.collect() });
+                        answer.denied = denied.then_some(Denied::Part);
+                        answer.known_leader = Some(!leaderless);
+                        resolved.came(&answer, RegistryDoubt::of(&answer), None, now);
+                        resolved.take(&answer, now, without);
+                        prop_assert_eq!(resolved.empty_since.is_some(), names.is_empty() && !denied);
+                        prop_assert_eq!(resolved.hidden_since.is_some(), names.is_empty() && denied);
+                        prop_assert_eq!(resolved.doubt.is_some(), leaderless);
+                        prop_assert!(resolved.error.is_none());
+                        if !names.is_empty() {
+                            known = names;
+                        }
+                    }
+                    Step::Failed => {
+                        let failure = Failure { error: RegistryError::NoLeader, asked: None };
+                        resolved.failed(failure, None, without);
+                        prop_assert!(resolved.error.is_some() && resolved.doubt.is_none());
+                    }
+                }
+                let now_known = resolved.snapshot.iter().flat_map(|it| &it.instances);
+                prop_assert_eq!(now_known.map(|it| it.name.clone()).collect::<Vec<_>>(), known.clone());
+            }
+        }
+    }
+}
