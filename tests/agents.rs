@@ -138,7 +138,7 @@ async fn a_real_agent_that_is_killed_is_replaced_and_taken_back_when_it_lives_ag
     until_answered_by(&client, &first.url()).await;
     until_known(&client, 3).await;
     // One that stands still is found by whoever asks first, and left by all.
-    first.pause().unwrap();
+    first.pause().await.unwrap();
     let _ = client.consul_service().update_grpc_client("counter").await;
     until_answered_by(&client, &second.url()).await;
     until_known(&client, 2).await;

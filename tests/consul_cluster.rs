@@ -162,7 +162,7 @@ async fn a_dead_leader_and_servers_that_stand_still_fail_no_call() {
     let Some(mut stage) = Stage::set().await else { return };
     stage
         .under("all servers paused, and resumed", 1, async |stage, callers| {
-            stage.cluster.pause_servers().unwrap();
+            stage.cluster.pause_servers().await.unwrap();
             stage.stale(callers).await;
             stage.cluster.resume_servers().unwrap();
         })

@@ -153,7 +153,7 @@ async fn a_dead_datacenter_costs_the_next_one_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hung_datacenter_costs_the_next_one_nothing() {
-    let Some(took) = to_the_third(async |dc2| dc2.pause().unwrap()).await else { return };
+    let Some(took) = to_the_third(async |dc2| dc2.pause().await.unwrap()).await else { return };
     println!("dc2 hung: dc3 after {took:?}");
     assert!(took < Duration::from_secs(2), "it was waited for: {took:?}");
 }
@@ -170,7 +170,7 @@ async fn another_datacenter_that_is_lost_is_nothing_to_the_own_one() {
     until(&client, "both are ready", |c| bound(c).as_deref() == Some("a") && other(c).ready == 1).await;
     let callers = Callers::start(&client, 8, Method::Increment);
     // Hung, then dead: each is told of, and that is all.
-    dc2.pause().unwrap();
+    dc2.pause().await.unwrap();
     until(&client, "it is stale", |c| other(c).stale_since.is_some()).await;
     assert!(client.status().to_string().contains("dc2 stale for "), "{}", client.status());
     callers.go_on_for(50).await;

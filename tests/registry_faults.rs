@@ -482,7 +482,7 @@ async fn without_a_leader_stale_answers_serve_and_default_ones_are_an_episode() 
 async fn a_paused_consul_is_an_episode_and_the_calls_go_on() {
     let Some(consul) = consul().await else { return };
     let stage = Stage::set(consul.registry(), impatient(&consul.url()), Method::Increment).await;
-    consul.pause().unwrap();
+    consul.pause().await.unwrap();
     stage.lost("did not answer within").await;
     consul.resume().unwrap();
     stage.back().await;

@@ -6,7 +6,7 @@ mod common;
 
 use std::{fs, time::Duration};
 
-use common::{SOON, builder, deregister, register};
+use common::{SOON, deregister, register};
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::StreamExt;
@@ -24,9 +24,11 @@ fn name(at: usize) -> String {
 
 fn service(url: &str, services: usize) -> ConsulService {
     // Nobody listens where these instances are said to be, and that is not the matter here.
+    // How long an answer takes is not either.
+    let patient = ConsulConfig::new(url).unwrap().request_timeout(SOON);
     let options = |at| ServiceOptions::new(name(at)).ejection(SOON, SOON);
     (0..services)
-        .fold(builder(url).read_at_least_every(EVERY), |all, at| all.service(options(at)))
+        .fold(ConsulService::builder(patient).read_at_least_every(EVERY), |all, at| all.service(options(at)))
         .build()
         .unwrap()
 }

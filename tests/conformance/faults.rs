@@ -300,8 +300,8 @@ async fn real_refuses_connections() {
 }
 
 /// What is asked while it stands still is answered when it goes on.
-async fn still(seen: &Registry, stop: impl FnOnce(), go_on: impl FnOnce()) {
-    stop();
+async fn still(seen: &Registry, stop: impl AsyncFnOnce(), go_on: impl FnOnce()) {
+    stop().await;
     let mut question = ask(seen, HEALTH);
     assert!(is_waiting(&mut question).await, "the connection is taken, and nothing is answered");
     go_on();
@@ -311,7 +311,7 @@ async fn still(seen: &Registry, stop: impl FnOnce(), go_on: impl FnOnce()) {
 #[tokio::test]
 async fn embedded_hangs() {
     let agent = embedded().await;
-    still(agent.registry(), || _ = agent.faults().hang(), || agent.faults().clear()).await;
+    still(agent.registry(), async || _ = agent.faults().hang(), || agent.faults().clear()).await;
 }
 
 #[tokio::test]
@@ -319,7 +319,7 @@ async fn real_hangs() {
     let Some(bin) = consul("real_hangs") else { return };
     let agent = ConsulProcess::builder(bin).start().await.unwrap();
     agent.registry().register(&instance("a")).await.unwrap();
-    still(agent.registry(), || agent.pause().unwrap(), || agent.resume().unwrap()).await;
+    still(agent.registry(), async || agent.pause().await.unwrap(), || agent.resume().unwrap()).await;
 }
 
 // === indexes ===
@@ -381,10 +381,10 @@ async fn cut_off(seen: &Registry, cut: impl AsyncFnOnce()) {
 }
 
 /// `stop` lets `dc2` stand still, and `go_on` go on.
-async fn stands_still(seen: &Registry, stop: impl FnOnce(), go_on: impl FnOnce()) {
+async fn stands_still(seen: &Registry, stop: impl AsyncFnOnce(), go_on: impl FnOnce()) {
     let path = format!("{HEALTH}?dc=dc2");
     assert_eq!(seen.get(&path).await.unwrap().status, 200);
-    stop();
+    stop().await;
     let mut question = ask(seen, &path);
     assert!(is_waiting(&mut question).await);
     assert_eq!(ids(&seen.get(HEALTH).await.unwrap().json()), ["a"], "the own one is not held up");
@@ -422,12 +422,12 @@ async fn real_cut_off_from_a_datacenter() {
 #[tokio::test]
 async fn embedded_before_a_datacenter_that_hangs() {
     let [dc1, _dc2] = two().await;
-    let (stop, go_on) = (|| _ = dc1.faults().hang_datacenter("dc2"), || dc1.faults().clear());
+    let (stop, go_on) = (async || _ = dc1.faults().hang_datacenter("dc2"), || dc1.faults().clear());
     stands_still(dc1.registry(), stop, go_on).await;
 }
 
 #[tokio::test]
 async fn real_before_a_datacenter_that_hangs() {
     let Some([dc1, dc2]) = two_real("real_before_a_datacenter_that_hangs").await else { return };
-    stands_still(dc1.registry(), || dc2.pause().unwrap(), || dc2.resume().unwrap()).await;
+    stands_still(dc1.registry(), async || dc2.pause().await.unwrap(), || dc2.resume().unwrap()).await;
 }

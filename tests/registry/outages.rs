@@ -86,7 +86,7 @@ async fn an_agent_that_stands_still_is_given_up_in_time_and_found_again() {
     let client = ConsulClient::new(config).unwrap();
     register(agent.registry(), json!({"ID": "a"})).await;
     let index = client.healthy_instances(&query("counter")).await.unwrap().index.unwrap();
-    agent.pause().unwrap();
+    agent.pause().await.unwrap();
     // The signal takes a moment to stop all of its threads.
     let error = loop {
         if let Err(error) = client.healthy_instances(&query("counter")).await {
@@ -114,7 +114,7 @@ async fn a_datacenter_that_stands_still_costs_the_own_one_nothing() {
     register(dc2.registry(), json!({"ID": "far"})).await;
     let far = query("counter").datacenter("dc2");
     assert_eq!(names(&client, &far).await, ["far"]);
-    dc2.pause().unwrap();
+    dc2.pause().await.unwrap();
     let error = loop {
         if let Err(error) = client.healthy_instances(&far).await {
             break error;

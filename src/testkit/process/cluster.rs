@@ -154,8 +154,11 @@ impl ConsulCluster {
     ///
     /// # Errors
     /// Where one has ended.
-    pub fn pause_servers(&self) -> Result<(), SignalError> {
-        self.servers.iter().try_for_each(ConsulProcess::pause)
+    pub async fn pause_servers(&self) -> Result<(), SignalError> {
+        for server in &self.servers {
+            server.pause().await?;
+        }
+        Ok(())
     }
 
     /// Lets all go on (SIGCONT).

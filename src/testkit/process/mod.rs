@@ -194,11 +194,21 @@ impl ConsulProcess {
     }
 
     /// Stops its process (SIGSTOP): connections are accepted, nothing answers.
+    /// Returns when it stands still, which takes a while on a busy machine.
     ///
     /// # Errors
     /// Where it has ended.
-    pub fn pause(&self) -> Result<(), SignalError> {
-        self.signal(Signal::STOP, "pause")
+    pub async fn pause(&self) -> Result<(), SignalError> {
+        self.signal(Signal::STOP, "pause")?;
+        let still = async {
+            while self.pid().is_some_and(|pid| !stands_still(pid)) {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(END_WITHIN, still).await.map_err(|_| {
+            let source = io::Error::new(io::ErrorKind::TimedOut, "it goes on");
+            SignalError { action: "pause", source }
+        })
     }
 
     /// Lets a paused one go on (SIGCONT).
@@ -333,6 +343,18 @@ impl ConsulProcess {
         };
         sent.map_err(|source| SignalError { action, source })
     }
+}
+
+/// Whether every thread of a process is stopped or has ended, as far as the system tells.
+fn stands_still(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.flatten().all(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state follows the name, which is in brackets and may hold anything.
+        stat.rsplit(')')
+            .next()
+            .is_none_or(|rest| matches!(rest.trim_start().chars().next(), Some('T' | 'Z' | 'X') | None))
+    })
 }
 
 /// Whether `registry`'s agent can ask `datacenter`; a refused token is an answer.

@@ -52,7 +52,7 @@ async fn a_restarted_agent_keeps_its_address_and_only_a_server_its_data() {
         let before = (agent.url(), agent.pid());
         agent.kill().await.unwrap();
         assert_eq!(agent.pid(), None);
-        assert!(agent.pause().is_err(), "an ended process takes no signal");
+        assert!(agent.pause().await.is_err(), "an ended process takes no signal");
         agent.restart().await.unwrap();
         assert_eq!(agent.url(), before.0);
         assert_ne!(agent.pid(), before.1);
@@ -66,7 +66,7 @@ async fn a_restarted_agent_keeps_its_address_and_only_a_server_its_data() {
 async fn a_paused_agent_answers_nothing_until_it_is_resumed() {
     let Some(bin) = consul() else { return };
     let agent = ConsulProcess::builder(&bin).start().await.unwrap();
-    agent.pause().unwrap();
+    agent.pause().await.unwrap();
     let asked = agent.registry().get_within("/v1/status/leader", Duration::from_millis(300)).await;
     assert!(asked.is_err(), "{asked:?}");
     agent.resume().unwrap();

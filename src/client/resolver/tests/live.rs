@@ -97,7 +97,7 @@ async fn a_refresh_finds_out_that_an_agent_stands_still_and_that_it_goes_on() {
     register(&agent, "a", 1).await;
     let resolver = watch_at(&agent.url());
     until(&resolver, |it| names(it) == ["a"]).await;
-    agent.pause().unwrap();
+    agent.pause().await.unwrap();
     // The signal takes a moment to stop all of its threads.
     let error = loop {
         if let Err(error) = resolver.refresh().await {
