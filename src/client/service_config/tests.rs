@@ -307,7 +307,7 @@ proptest! {
         let backoff = retry.backoff.expect("a back-off");
         prop_assert_eq!(backoff.initial, Duration::from_millis(initial));
         prop_assert_eq!(backoff.max, Duration::from_millis(max));
-        prop_assert_eq!(backoff.multiplier, multiplier);
+        prop_assert!((backoff.multiplier / multiplier - 1.0).abs() < 1e-12, "{}", backoff.multiplier);
         let throttling = config.throttling.expect("throttling");
         prop_assert_eq!(throttling.max_tokens, tokens);
         prop_assert_eq!(crate::client::policy::thousandths(throttling.token_ratio), thousandths);
