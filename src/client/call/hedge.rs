@@ -20,13 +20,14 @@ use crate::client::{
 };
 
 pub(super) async fn run(
-    context: Arc<CallContext>,
-    request: Outgoing,
-    body: ReplayBody,
+    context: &Arc<CallContext>,
+    rules: &HedgeRules,
+    request: &mut Outgoing,
+    body: &ReplayBody,
 ) -> Result<Response<Body>, CallError> {
     let deadline = request.deadline;
     let mut patience = context.patience();
-    let mut hedges = Hedges::new(&context, request, body);
+    let mut hedges = Hedges::new(context, rules, request, body);
     let mut binding = context.shared().binding.clone();
     loop {
         let now = Instant::now();
@@ -96,8 +97,8 @@ type Running = FuturesUnordered<Pin<Box<dyn Future<Output = Ran> + Send>>>;
 struct Hedges<'a> {
     context: &'a Arc<CallContext>,
     rules: &'a HedgeRules,
-    request: Outgoing,
-    body: ReplayBody,
+    request: &'a mut Outgoing,
+    body: &'a ReplayBody,
     tries: Tries,
     running: Running,
     /// The connections that an attempt is out on.
@@ -111,10 +112,15 @@ struct Hedges<'a> {
 }
 
 impl<'a> Hedges<'a> {
-    fn new(context: &'a Arc<CallContext>, request: Outgoing, body: ReplayBody) -> Self {
+    fn new(
+        context: &'a Arc<CallContext>,
+        rules: &'a HedgeRules,
+        request: &'a mut Outgoing,
+        body: &'a ReplayBody,
+    ) -> Self {
         Self {
             context,
-            rules: context.hedging().expect("only a call with such rules comes here"),
+            rules,
             request,
             body,
             tries: Tries::default(),

@@ -79,29 +79,33 @@ pub(crate) async fn run(
     shared: Arc<CallShared>,
     request: Request<Body>,
 ) -> Result<Response<Body>, CallError> {
-    let (head, body) = request.into_parts();
-    let context = Arc::new(CallContext::new(shared, head.uri.clone()));
-    let options = &context.shared().options;
-    let now = Instant::now();
-    let deadline = Deadline::of(&head.headers, options.default_timeout, now);
-    let request = Outgoing {
-        deadline: deadline.within(context.rules().timeout, now),
-        // What the options say of the deadline the caller has not told the server.
-        late: context.rules().timeout.is_some(),
-        head,
-    };
-    context.shared().retry.budget.begun();
-    let limit = options.replay_limit;
+    let (context, mut request, body) = begin(shared, request);
+    let limit = context.shared().options.replay_limit;
     let mut body = Some(body);
-    let body = poll_fn(|cx| {
+    let mut body = poll_fn(|cx| {
         let body = body.take().expect("polled once: it is ready at once");
         Poll::Ready(ReplayBody::capture(body, limit, cx))
     })
     .await;
     match context.hedging() {
-        Some(_) if body.is_whole() => Box::pin(hedge::run(context, request, body)).await,
-        _ => serial::run(context, request, body).await,
+        // Boxed, for what is seldom needed must not make every call's future larger.
+        Some(rules) if body.is_whole() => Box::pin(hedge::run(&context, rules, &mut request, &body)).await,
+        // By reference: what is moved into a future is kept twice.
+        _ => serial::run(&context, &mut request, &mut body).await,
     }
+}
+
+/// What is known of the call at once. Not in the future itself, which would keep
+/// a place for each step of it.
+fn begin(shared: Arc<CallShared>, request: Request<Body>) -> (Arc<CallContext>, Outgoing, Body) {
+    let (head, body) = request.into_parts();
+    let context = Arc::new(CallContext::new(shared, head.uri.clone()));
+    context.shared().retry.budget.begun();
+    let (now, timeout) = (Instant::now(), context.rules().timeout);
+    let deadline = Deadline::of(&head.headers, context.shared().options.default_timeout, now);
+    // What the options say of the deadline the caller has not told the server.
+    let request = Outgoing { head, deadline: deadline.within(timeout, now), late: timeout.is_some() };
+    (context, request, body)
 }
 
 /// A request without its body, from which each attempt's is made.

@@ -8,7 +8,9 @@ use tonic::body::Body;
 
 use super::{CallContext, Outgoing, hand_over};
 use crate::client::{
+    answer::Answer,
     attempt::{Bounds, Ended, attempt},
+    endpoint::Endpoint,
     error::{CallError, CallErrorKind},
     policy::Pushback,
     replay::ReplayBody,
@@ -16,9 +18,9 @@ use crate::client::{
 };
 
 pub(super) async fn run(
-    context: Arc<CallContext>,
-    mut request: Outgoing,
-    mut body: ReplayBody,
+    context: &Arc<CallContext>,
+    request: &mut Outgoing,
+    body: &mut ReplayBody,
 ) -> Result<Response<Body>, CallError> {
     let mut tries = Tries::default();
     // For all waits of the call together, and not for what it waits for answers.
@@ -40,44 +42,66 @@ pub(super) async fn run(
         let attempt_body = body.attempt().expect("a body that is gone is not resent");
         let bounds = Bounds {
             suspect_after: context.shared().options.suspect_after,
-            limit: limit(&context, &body, &tries).map_or(deadline.at(), |limit| limit.min(deadline.at())),
+            limit: limit(context, body, &tries).map_or(deadline.at(), |limit| limit.min(deadline.at())),
             deadline: deadline.at(),
         };
         let given_up = if safe { endpoint.link().left() } else { endpoint.link().abandoned() };
         let sent = request.attempt(attempt_body, &tries);
         let ended = attempt(&endpoint, sent, context.whole(), given_up, bounds).await;
-        let (setback, error) = match ended {
-            Ended::Answered(answer) => {
-                let Some(status) = context.judge_answer(&answer, &endpoint) else {
-                    return Ok(hand_over(answer, context, endpoint, tries.made, &deadline));
-                };
-                let setback = Setback::Status(status.code(), Pushback::of(&answer));
-                let wait = again(&context, setback, &mut body, &mut tries);
-                context.failed(Some(endpoint.instance()), tries.made, &status, wait.is_some());
-                let Some(wait) = wait else {
-                    return Ok(hand_over(answer, context, endpoint, tries.made, &deadline));
-                };
-                pause(wait, deadline.at()).await;
-                continue;
-            }
-            Ended::Failed(failure) => context.judge_failure(failure, &endpoint, tries.made, &tries),
-            Ended::Abandoned => {
-                let error = context.error(CallErrorKind::Unresponsive, &endpoint, tries.made);
-                (Some(Setback::Lost), error)
-            }
-            Ended::TimedOut => {
-                endpoint.link().timed_out(context.failures_to_eject());
-                let error = context.error(CallErrorKind::AttemptTimedOut, &endpoint, tries.made);
-                (Some(Setback::Lost), error)
-            }
-            Ended::DeadlinePassed => {
-                (None, context.error(CallErrorKind::DeadlineExceeded, &endpoint, tries.made))
+        let wait = match ended {
+            Ended::Answered(answer) => match judge(context, &answer, &endpoint, body, &mut tries) {
+                Some(wait) => wait,
+                None => return Ok(hand_over(answer, context.clone(), endpoint, tries.made, &deadline)),
+            },
+            unanswered => {
+                let (setback, error) = judge_none(context, unanswered, &endpoint, &tries);
+                let wait = setback.and_then(|setback| again(context, setback, body, &mut tries));
+                context.failed_by(&error, wait.is_some());
+                let Some(wait) = wait else { return Err(error) };
+                wait
             }
         };
-        let wait = setback.and_then(|setback| again(&context, setback, &mut body, &mut tries));
-        context.failed_by(&error, wait.is_some());
-        let Some(wait) = wait else { return Err(error) };
-        pause(wait, deadline.at()).await;
+        drop(endpoint);
+        // A deadline that ends the wait is found by the next attempt.
+        if !wait.is_zero() {
+            sleep_until(deadline.at().min(Instant::now() + wait)).await;
+        }
+    }
+}
+
+/// Judges an answer: the wait before the next attempt, or `None` where the
+/// answer is the caller's.
+fn judge(
+    context: &CallContext,
+    answer: &Answer,
+    endpoint: &Endpoint,
+    body: &mut ReplayBody,
+    tries: &mut Tries,
+) -> Option<Duration> {
+    let status = context.judge_answer(answer, endpoint)?;
+    let setback = Setback::Status(status.code(), Pushback::of(answer));
+    let wait = again(context, setback, body, tries);
+    context.failed(Some(endpoint.instance()), tries.made, &status, wait.is_some());
+    wait
+}
+
+/// Judges an attempt without an answer: what it means for the call, where that
+/// does not end with it, and the error for the caller.
+fn judge_none(
+    context: &CallContext,
+    ended: Ended,
+    endpoint: &Endpoint,
+    tries: &Tries,
+) -> (Option<Setback>, CallError) {
+    let error = |kind| context.error(kind, endpoint, tries.made);
+    match ended {
+        Ended::Failed(failure) => context.judge_failure(failure, endpoint, tries.made, tries),
+        Ended::Abandoned => (Some(Setback::Lost), error(CallErrorKind::Unresponsive)),
+        Ended::TimedOut => {
+            endpoint.link().timed_out(context.failures_to_eject());
+            (Some(Setback::Lost), error(CallErrorKind::AttemptTimedOut))
+        }
+        Ended::DeadlinePassed | Ended::Answered(_) => (None, error(CallErrorKind::DeadlineExceeded)),
     }
 }
 
@@ -99,11 +123,4 @@ fn limit(context: &CallContext, body: &ReplayBody, tries: &Tries) -> Option<Inst
     let timeout = rules.attempt_timeout?;
     let is_last = tries.made >= rules.sends || tries.counted + 1 >= rules.attempts;
     (!is_last && body.is_whole() && rules.resends_lost(context.is_safe())).then(|| Instant::now() + timeout)
-}
-
-/// Waits before the next attempt. A deadline that ends the wait is found by the attempt.
-async fn pause(wait: Duration, deadline: Instant) {
-    if !wait.is_zero() {
-        sleep_until(deadline.min(Instant::now() + wait)).await;
-    }
 }

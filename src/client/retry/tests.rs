@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 use crate::client::policy::{MethodOptions, RetryPolicy, Rules, Throttling};
 
@@ -137,4 +139,87 @@ async fn tokens_are_taken_for_what_is_meant_to_be_resent_whether_or_not_it_is() 
     retry.budget.succeeded();
     retry.budget.succeeded();
     assert!(fails(&retry, BUSY, true, 1).is_some(), "seven, of which it took one");
+}
+
+fn setback() -> impl Strategy<Value = Setback> {
+    let pushback = prop_oneof![
+        3 => Just(Pushback::Unsaid),
+        1 => (0_u64..100).prop_map(|ms| Pushback::After(Duration::from_millis(ms))),
+        1 => Just(Pushback::Never),
+    ];
+    let code = prop::sample::select(vec![Code::Unavailable, Code::Aborted, Code::NotFound]);
+    prop_oneof![
+        Just(Setback::NeverSent),
+        Just(Setback::Refused),
+        Just(LOST),
+        (code, pushback).prop_map(|(code, pushback)| Setback::Status(code, pushback)),
+    ]
+}
+
+proptest! {
+    /// Calls of all kinds with all kinds of setbacks, one after the other, on one
+    /// budget: what must hold of every step.
+    #[test]
+    fn no_call_is_resent_that_must_not_be(
+        calls in prop::collection::vec((any::<bool>(), prop::collection::vec(setback(), 1..20)), 1..20),
+        named in prop::option::of(prop::sample::subsequence(vec![Code::Unavailable, Code::Aborted], 0..=2)),
+        attempts in prop::option::of(1_u32..6), tokens in prop::option::of(1_u32..20),
+    ) {
+        let mut policy = RetryPolicy::new();
+        policy.max_attempts = attempts;
+        policy.codes = named.clone().map(|codes| codes.into_iter().collect());
+        let rules = rules(policy);
+        let named = |code| named.as_ref().is_some_and(|codes| codes.contains(&code));
+        let retry = match tokens {
+            Some(max_tokens) => throttled(max_tokens),
+            None => retry(),
+        };
+        let mut paid = 0;
+        let mut left = tokens.map(|tokens| u64::from(tokens) * 2);
+        for (safe, setbacks) in calls {
+            let (mut tries, mut unpaid_refusals, mut ran) = (Tries::default(), 0, 0);
+            for setback in setbacks {
+                tries.made += 1;
+                let counted = tries.counted;
+                let wait = retry.again(&rules, setback, safe, true, &mut tries);
+                let cost = tries.counted - counted;
+                let declared = match setback {
+                    Setback::Status(code, _) => named(code) || (safe && policy_is_default(&rules, code)),
+                    Setback::Refused | Setback::Lost => safe || named(Code::Unavailable),
+                    Setback::NeverSent => false,
+                };
+                let never = matches!(setback, Setback::Status(_, Pushback::Never));
+                let unseen = setback == Setback::NeverSent
+                    || (setback == Setback::Refused && unpaid_refusals == 0);
+                if let Some(left) = &mut left
+                    && !unseen
+                    && (declared || never)
+                {
+                    *left = left.saturating_sub(2);
+                }
+                unpaid_refusals += u32::from(setback == Setback::Refused && unseen);
+                prop_assert_eq!(cost, u32::from(wait.is_some() && !unseen), "what is seen is paid for");
+                if wait.is_none() {
+                    let full = tries.made == rules.sends || tries.counted + 1 == rules.attempts;
+                    let spent = match left {
+                        Some(left) => left <= u64::from(tokens.unwrap_or_default()),
+                        None => paid == 10,
+                    };
+                    prop_assert!(full || never || !(declared || unseen) || spent, "no reason: {:?}", setback);
+                    break;
+                }
+                paid += cost;
+                ran += u32::from(!matches!(setback, Setback::NeverSent | Setback::Refused));
+                prop_assert!(unseen || declared, "may have run, and is not safe: {:?}", setback);
+                prop_assert!(!never, "the server has said no");
+                prop_assert!(tries.made < rules.sends && tries.counted < rules.attempts);
+                prop_assert!(tokens.is_some() || paid <= 10, "beyond the budget");
+                prop_assert_eq!(tries.ran, ran > 0);
+            }
+        }
+    }
+}
+
+fn policy_is_default(rules: &RetryRules, code: Code) -> bool {
+    rules.codes.is_none() && code == Code::Unavailable
 }

@@ -1,11 +1,11 @@
 //! The shape of a service config. Unknown fields are refused; what is absent and
 //! what is `null` are the same.
 
-use std::{collections::HashMap, fmt};
+use std::{collections::HashMap, fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, IgnoredAny, MapAccess, Visitor},
+    de::{Error, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
 use super::{
@@ -21,11 +21,11 @@ use crate::client::{
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Config {
-    method_config: Option<Vec<MethodConfig>>,
-    retry_throttling: Option<RetryThrottling>,
+    method_config: Option<Vec<Object<MethodConfig>>>,
+    retry_throttling: Option<Object<RetryThrottling>>,
     load_balancing_config: Option<Balancers>,
     load_balancing_policy: Option<BalancerName>,
-    health_check_config: Option<HealthCheckConfig>,
+    health_check_config: Option<Object<HealthCheckConfig>>,
 }
 
 #[derive(Deserialize)]
@@ -38,9 +38,13 @@ struct MethodConfig {
     _max_request_message_bytes: Option<Unsupported>,
     #[serde(rename = "maxResponseMessageBytes")]
     _max_response_message_bytes: Option<Unsupported>,
-    retry_policy: Option<Retry>,
-    hedging_policy: Option<Hedging>,
+    retry_policy: Option<Object<Retry>>,
+    hedging_policy: Option<Object<Hedging>>,
 }
+
+/// What is written with braces. serde takes a list of a structure's fields for
+/// the structure too.
+struct Object<T>(T);
 
 /// A name as [`Name`] parses it.
 struct MethodName(String);
@@ -99,7 +103,7 @@ struct BalancerName(Policy);
 
 pub(super) fn read(json: &str) -> Result<ServiceConfig, ServiceConfigError> {
     let mut from = serde_json::Deserializer::from_str(json);
-    let config: Config = serde_path_to_error::deserialize(&mut from).map_err(|error| {
+    let Object(config): Object<Config> = serde_path_to_error::deserialize(&mut from).map_err(|error| {
         let path = match error.path().to_string() {
             root if root == "." => String::new(),
             path => path,
@@ -114,26 +118,26 @@ pub(super) fn read(json: &str) -> Result<ServiceConfig, ServiceConfigError> {
     Ok(ServiceConfig {
         policy,
         methods: methods(config.method_config.unwrap_or_default())?,
-        throttling: config.retry_throttling.map(|throttling| Throttling {
+        throttling: config.retry_throttling.map(|Object(throttling)| Throttling {
             max_tokens: throttling.max_tokens.0,
             token_ratio: throttling.token_ratio.0,
         }),
-        health_check_service: config.health_check_config.and_then(|check| check.service_name),
+        health_check_service: config.health_check_config.and_then(|Object(check)| check.service_name),
     })
 }
 
 /// What stands in several fields at once.
-fn methods(configs: Vec<MethodConfig>) -> Result<Vec<(String, MethodOptions)>, ServiceConfigError> {
+fn methods(configs: Vec<Object<MethodConfig>>) -> Result<Vec<(String, MethodOptions)>, ServiceConfigError> {
     let mut methods = Vec::new();
     let mut places = HashMap::new();
-    for (i, mut config) in configs.into_iter().enumerate() {
+    for (i, Object(mut config)) in configs.into_iter().enumerate() {
         let refuse = |what: &str, problem: String| {
             Err(ServiceConfigError { path: format!("methodConfig[{i}]{what}"), problem })
         };
         if config.retry_policy.is_some() && config.hedging_policy.is_some() {
             return refuse("", "retryPolicy and hedgingPolicy exclude each other".to_owned());
         }
-        if let Some(retry) = &config.retry_policy
+        if let Some(Object(retry)) = &config.retry_policy
             && retry.per_attempt_recv_timeout.is_none()
             && retry.retryable_status_codes.as_ref().is_none_or(Vec::is_empty)
         {
@@ -161,8 +165,8 @@ impl From<MethodConfig> for MethodOptions {
         if let Some(Time(timeout)) = config.timeout {
             options = options.timeout(timeout);
         }
-        options.retry = config.retry_policy.map(RetryPolicy::from);
-        options.hedging = config.hedging_policy.map(HedgingPolicy::from);
+        options.retry = config.retry_policy.map(|Object(retry)| retry.into());
+        options.hedging = config.hedging_policy.map(|Object(hedging)| hedging.into());
         options
     }
 }
@@ -193,6 +197,26 @@ impl From<Hedging> for HedgingPolicy {
     }
 }
 
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Braces<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Braces<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        from.deserialize_map(Braces(PhantomData))
+    }
+}
+
 impl<'de> Deserialize<'de> for MethodName {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
@@ -202,7 +226,7 @@ impl<'de> Deserialize<'de> for MethodName {
             method: Option<String>,
         }
 
-        let Fields { service, method } = Fields::deserialize(from)?;
+        let Object(Fields { service, method }) = Object::deserialize(from)?;
         let (service, method) = (service.unwrap_or_default(), method.unwrap_or_default());
         let name = match (service.as_str(), method.as_str()) {
             ("", "") => "/".to_owned(),
@@ -279,8 +303,8 @@ impl<'de> Deserialize<'de> for Balancer {
                 };
                 let found = BALANCERS.iter().find(|(known, _)| *known == name).map(|(_, policy)| *policy);
                 match found {
-                    Some(Policy::PickFirst) => drop(map.next_value::<PickFirst>()?),
-                    Some(_) => drop(map.next_value::<RoundRobin>()?),
+                    Some(Policy::PickFirst) => drop(map.next_value::<Object<PickFirst>>()?),
+                    Some(_) => drop(map.next_value::<Object<RoundRobin>>()?),
                     None => drop(map.next_value::<IgnoredAny>()?),
                 }
                 match map.next_key::<IgnoredAny>()? {

@@ -132,7 +132,9 @@ fn an_error_names_the_field_the_value_and_what_would_be_right() {
     let method = |fields: &str| format!(r#"{{"methodConfig": [{{{fields}}}]}}"#);
     let cases = [
         (String::new(), "", "EOF"),
-        ("[]".to_owned(), "", "invalid length 0"),
+        ("[null, null, null, null, null]".to_owned(), "", "expected an object"),
+        (r#"{"retryThrottling": [10, 0.1]}"#.to_owned(), "retryThrottling", "expected an object"),
+        (method(r#""name": [["a", "b"]]"#), "methodConfig[0].name[0]", "expected an object"),
         ("{} {}".to_owned(), "", "trailing characters"),
         (r#"{"methodConfigs": []}"#.to_owned(), "methodConfigs", "unknown field"),
         (hedging(r#""hedgingDelay": "1s""#), "methodConfig[0].hedgingPolicy", "missing field `maxAttempts`"),

@@ -2,7 +2,7 @@
 //! an error stands at its path. JSON as protobuf writes it
 //! (<https://protobuf.dev/programming-guides/json/>).
 
-use std::{fmt, marker::PhantomData, time::Duration};
+use std::{fmt, time::Duration};
 
 use serde::{
     Deserialize, Deserializer,
@@ -13,9 +13,9 @@ use tonic::Code;
 use crate::client::policy::thousandths;
 
 /// A number, also as a string.
-struct Number<T>(PhantomData<T>);
+struct Number;
 
-impl<T: TryFrom<f64>> Visitor<'_> for Number<T> {
+impl Visitor<'_> for Number {
     type Value = f64;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,7 +40,7 @@ impl<T: TryFrom<f64>> Visitor<'_> for Number<T> {
 }
 
 fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    from.deserialize_any(Number::<f64>(PhantomData))
+    from.deserialize_any(Number)
 }
 
 /// A whole number from `low` on, up to `high`.
