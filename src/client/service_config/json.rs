@@ -303,9 +303,9 @@ impl<'de> Deserialize<'de> for Balancer {
                 };
                 let found = BALANCERS.iter().find(|(known, _)| *known == name).map(|(_, policy)| *policy);
                 match found {
-                    Some(Policy::PickFirst) => drop(map.next_value::<Object<PickFirst>>()?),
-                    Some(_) => drop(map.next_value::<Object<RoundRobin>>()?),
-                    None => drop(map.next_value::<IgnoredAny>()?),
+                    Some(Policy::PickFirst) => map.next_value().map(|Object(PickFirst { .. })| ())?,
+                    Some(_) => map.next_value().map(|Object(RoundRobin {})| ())?,
+                    None => map.next_value().map(|IgnoredAny| ())?,
                 }
                 match map.next_key::<IgnoredAny>()? {
                     None => Ok(Balancer(found)),
