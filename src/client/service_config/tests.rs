@@ -229,6 +229,23 @@ fn what_grpc_go_and_the_c_core_write_otherwise_is_read_too() {
     assert_eq!(retry.attempt_timeout, Some(Duration::from_secs(1)));
 }
 
+/// What the fuzz target begins with.
+fn seeds() -> Vec<Vec<u8>> {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/seeds/service_config");
+    let seeds: Vec<_> =
+        std::fs::read_dir(folder).unwrap().map(|it| std::fs::read(it.unwrap().path()).unwrap()).collect();
+    assert!(!seeds.is_empty());
+    seeds
+}
+
+#[test]
+fn every_seed_is_read() {
+    for seed in seeds() {
+        read(std::str::from_utf8(&seed).unwrap());
+        crate::client::fuzz::service_config(&seed);
+    }
+}
+
 /// A service config with chance in it, mostly of the right shape.
 fn config() -> impl Strategy<Value = String> {
     let value = prop_oneof![
@@ -287,6 +304,23 @@ proptest! {
     #[test]
     fn nothing_like_a_service_config_makes_the_reader_panic(text in config()) {
         crate::client::fuzz::service_config(text.as_bytes());
+    }
+
+    #[test]
+    fn a_seed_changed_anywhere_makes_nothing_panic(
+        which in any::<prop::sample::Index>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), 32_u8..127), 0..4),
+        end in any::<prop::sample::Index>(),
+    ) {
+        let seeds = seeds();
+        let mut data = seeds[which.index(seeds.len())].clone();
+        for (place, byte) in changes {
+            let place = place.index(data.len());
+            data[place] = byte;
+        }
+        crate::client::fuzz::service_config(&data);
+        data.truncate(end.index(data.len() + 1));
+        crate::client::fuzz::service_config(&data);
     }
 
     /// Any policy that is read can be built with, and waits no longer than it may.
