@@ -34,6 +34,8 @@ pub(crate) enum Ended {
     Failed(Failure),
     /// The instance was given up while the call waited for it.
     Abandoned,
+    /// It took longer than one attempt may.
+    TimedOut,
     DeadlinePassed,
 }
 
@@ -58,6 +60,15 @@ impl Failure {
     }
 }
 
+/// How long an attempt waits, and for what.
+pub(crate) struct Bounds {
+    /// So long without a word from the instance makes it suspect.
+    pub(crate) suspect_after: Duration,
+    /// The attempt's own end; no later than the call's.
+    pub(crate) limit: Instant,
+    pub(crate) deadline: Instant,
+}
+
 /// Sends `request` on `endpoint` and waits for its answer: for all of it, up to
 /// `whole` bytes, where that is given, else for its headers. Says so when it has
 /// waited for longer than `suspect_after` without a word from the instance, and
@@ -68,9 +79,8 @@ pub(crate) async fn attempt(
     endpoint: &Arc<Endpoint>,
     request: Request<Body>,
     whole: Option<usize>,
-    suspect_after: Duration,
     given_up: &CancellationToken,
-    deadline: Instant,
+    Bounds { suspect_after, limit, deadline }: Bounds,
 ) -> Ended {
     let link = endpoint.link();
     // A clone, polled and called: a channel that was not polled itself panics.
@@ -91,7 +101,7 @@ pub(crate) async fn attempt(
     let mut patience = suspect_after;
     let mut window = started;
     let mut listening = false;
-    let mut timer = pin!(sleep_until(deadline.min(started + LISTEN_AFTER.min(patience))));
+    let mut timer = pin!(sleep_until(limit.min(started + LISTEN_AFTER.min(patience))));
     loop {
         tokio::select! {
             biased;
@@ -107,6 +117,9 @@ pub(crate) async fn attempt(
                 if now >= deadline {
                     return Ended::DeadlinePassed;
                 }
+                if now >= limit {
+                    return Ended::TimedOut;
+                }
                 listening = true;
                 if now >= window + patience {
                     if !link.heard_since(window) {
@@ -115,7 +128,7 @@ pub(crate) async fn attempt(
                     }
                     window = now;
                 }
-                timer.as_mut().reset(deadline.min(window + patience));
+                timer.as_mut().reset(limit.min(window + patience));
             }
         }
     }

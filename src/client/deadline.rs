@@ -28,6 +28,14 @@ impl Deadline {
         Self { at: now + after, explicit: explicit.is_some() }
     }
 
+    /// Bounded by what the options say of the method: the sooner of the two
+    /// holds, and takes the default's place (service_config.proto, `timeout`).
+    pub(crate) fn within(self, timeout: Option<Duration>, now: Instant) -> Self {
+        let Some(timeout) = timeout else { return self };
+        let bound = now + timeout.min(FOR_EVER);
+        Self { at: if self.explicit { self.at.min(bound) } else { bound }, explicit: true }
+    }
+
     pub(crate) fn at(&self) -> Instant {
         self.at
     }
@@ -122,6 +130,21 @@ mod tests {
         assert_eq!(deadline.at(), now + Duration::from_secs(1));
         assert_eq!(deadline.of_body(false), None);
         assert_eq!(deadline.of_body(true), Some(deadline.at()));
+    }
+
+    #[tokio::test]
+    async fn a_methods_timeout_bounds_the_calls_own_and_replaces_the_default() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let mut headers = HeaderMap::new();
+        let none = Deadline::of(&headers, Some(second), now).within(Some(5 * second), now);
+        assert_eq!((none.at(), none.of_body(false)), (now + 5 * second, Some(now + 5 * second)));
+        none.lower(&mut headers, now);
+        assert_eq!(headers.get(GRPC_TIMEOUT).and_then(parse), Some(5 * second), "the server is told");
+        headers.insert(GRPC_TIMEOUT, HeaderValue::from_static("2S"));
+        let own = Deadline::of(&headers, None, now);
+        assert_eq!(own.within(Some(5 * second), now).at(), now + 2 * second);
+        assert_eq!(own.within(Some(second), now).at(), now + second);
+        assert_eq!(own.within(None, now).at(), now + 2 * second);
     }
 
     #[tokio::test]

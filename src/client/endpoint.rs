@@ -152,6 +152,11 @@ impl Link {
     /// worker is told, who decides whether there is anything better.
     pub(crate) fn failed(&self, limit: u32) {
         self.heard_now();
+        self.timed_out(limit);
+    }
+
+    /// The same for an attempt that was not answered in its time.
+    pub(crate) fn timed_out(&self, limit: u32) {
         if self.failures.fetch_add(1, Ordering::Relaxed) + 1 == limit {
             let _ = self.reports.send(Report::Failing { serial: self.serial });
         }

@@ -156,6 +156,9 @@ pub enum CallErrorKind {
     StreamReset,
     /// The instance fell silent and did not answer a probe; the call may have run.
     Unresponsive,
+    /// No answer came within the time of one attempt
+    /// ([`RetryPolicy::attempt_timeout`](super::RetryPolicy::attempt_timeout)); the call may have run.
+    AttemptTimedOut,
     /// It was refused unprocessed as often as it may be resent.
     Refused,
     /// It never left, and was tried as often as one call may be.
@@ -244,6 +247,7 @@ impl CallErrorKind {
             CallErrorKind::ConnectionLost
             | CallErrorKind::StreamReset
             | CallErrorKind::Unresponsive
+            | CallErrorKind::AttemptTimedOut
             | CallErrorKind::ResponseCut => true,
         }
     }
@@ -260,6 +264,9 @@ fn describe(kind: &CallErrorKind, instance: Option<&Instance>, attempts: u32) ->
         CallErrorKind::ConnectionLost => format!("connection{to} lost; the call may have run"),
         CallErrorKind::StreamReset => format!("stream{to} reset by the server; the call may have run"),
         CallErrorKind::Unresponsive => format!("instance fell silent{to}; the call may have run"),
+        CallErrorKind::AttemptTimedOut => {
+            format!("attempt {attempts}{to} was not answered in its time; the call may have run")
+        }
         CallErrorKind::Refused => format!("refused unprocessed in attempt {attempts}{to}"),
         CallErrorKind::NeverSent => format!("never sent in {attempts} attempts, the last{to}"),
         CallErrorKind::ResponseCut => format!("the response to a call{to} was cut in its middle"),

@@ -1,21 +1,55 @@
-//! What is known about the methods of a service: which may be repeated, and
-//! which answer with a single message.
+//! What is known about the methods of a service: which may be repeated, which
+//! answer with a single message, and the rules that their calls go by.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use prost::Message;
 use prost_types::{FileDescriptorSet, method_options::IdempotencyLevel};
 
-/// What the options and the descriptors say of each method, by its path
-/// (`/package.Service/Method`).
-#[derive(Clone, Debug, Default)]
+use super::policy::Rules;
+
+/// What the options, the descriptors and the service config say of each method.
+/// Asked once a call.
+#[derive(Clone, Debug)]
 pub(crate) struct Methods {
-    safe: HashSet<String>,
-    /// Known from the descriptors; absent where nothing is known.
-    unary_response: HashMap<String, bool>,
+    /// By path, `/package.Service/Method`.
+    known: HashMap<String, Method>,
+    /// The rules of all other methods of a service, by `/package.Service/`.
+    services: HashMap<String, usize>,
+    /// The first are those of all others.
+    rules: Vec<Rules>,
 }
 
+/// What is known of one method.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Method {
+    /// It may be repeated.
+    pub(crate) safe: bool,
+    /// The descriptors say that its answer is one message.
+    pub(crate) unary_response: bool,
+    /// Where its rules stand; `None` until it is resolved, where it has none of its own.
+    rules: Option<usize>,
+}
+
+/// What rules may be given to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Name<'a> {
+    /// `/package.Service/Method`
+    Method(&'a str),
+    /// `/package.Service/`
+    Service(&'a str),
+    /// `/`
+    All,
+}
+
+// === impl Methods ===
+
 impl Methods {
+    /// Knows nothing yet: all calls go by `rules`.
+    pub(crate) fn new(rules: Rules) -> Self {
+        Self { known: HashMap::new(), services: HashMap::new(), rules: vec![rules] }
+    }
+
     /// Reads `idempotency_level` from a file descriptor set: `NO_SIDE_EFFECTS`
     /// and `IDEMPOTENT` make a method safe to repeat.
     pub(crate) fn read(&mut self, descriptors: &[u8]) -> Result<(), prost::DecodeError> {
@@ -28,12 +62,11 @@ impl Methods {
                     format!("{package}.{}", service.name())
                 };
                 for method in &service.method {
-                    let path = format!("/{name}/{}", method.name());
+                    let known = self.known.entry(format!("/{name}/{}", method.name())).or_default();
                     let level = method.options.as_ref().map(|o| o.idempotency_level()).unwrap_or_default();
-                    if matches!(level, IdempotencyLevel::NoSideEffects | IdempotencyLevel::Idempotent) {
-                        self.safe.insert(path.clone());
-                    }
-                    self.unary_response.insert(path, !method.server_streaming());
+                    known.safe |=
+                        matches!(level, IdempotencyLevel::NoSideEffects | IdempotencyLevel::Idempotent);
+                    known.unary_response = !method.server_streaming();
                 }
             }
         }
@@ -41,53 +74,128 @@ impl Methods {
     }
 
     /// Declares one method safe to repeat.
-    pub(crate) fn declare_safe(&mut self, path: impl Into<String>) {
-        self.safe.insert(path.into());
+    pub(crate) fn declare_safe(&mut self, path: &str) {
+        self.known.entry(path.to_owned()).or_default().safe = true;
     }
 
-    pub(crate) fn is_safe(&self, path: &str) -> bool {
-        self.safe.contains(path)
+    /// Gives rules to a name, in place of those it has.
+    pub(crate) fn rule(&mut self, name: Name<'_>, rules: Rules) {
+        let place = self.rules.len();
+        match name {
+            Name::All => self.rules[0] = rules,
+            Name::Service(service) => {
+                self.services.insert(service.to_owned(), place);
+                self.rules.push(rules);
+            }
+            Name::Method(path) => {
+                self.known.entry(path.to_owned()).or_default().rules = Some(place);
+                self.rules.push(rules);
+            }
+        }
     }
 
-    /// True where the descriptors say that the answer is one message.
-    pub(crate) fn has_unary_response(&self, path: &str) -> bool {
-        self.unary_response.get(path).copied().unwrap_or(false)
+    /// Gives each known method the rules of the most specific name, so that a
+    /// call need not look for them.
+    pub(crate) fn resolved(mut self) -> Self {
+        for (path, method) in &mut self.known {
+            method.rules = method.rules.or_else(|| service_rules(&self.services, path));
+        }
+        self
+    }
+
+    /// What is known of the method with this path.
+    pub(crate) fn get(&self, path: &str) -> Method {
+        match self.known.get(path) {
+            Some(method) => *method,
+            None => Method { rules: service_rules(&self.services, path), ..Method::default() },
+        }
+    }
+
+    /// The rules of a method that it gave.
+    pub(crate) fn rules(&self, method: Method) -> &Rules {
+        &self.rules[method.rules.unwrap_or(0)]
     }
 }
 
-/// Whether `path` has the form `/package.Service/Method`.
-pub(crate) fn is_path(path: &str) -> bool {
-    path.strip_prefix('/')
-        .and_then(|rest| rest.split_once('/'))
-        .is_some_and(|(service, method)| !service.is_empty() && !method.is_empty() && !method.contains('/'))
+fn service_rules(services: &HashMap<String, usize>, path: &str) -> Option<usize> {
+    if services.is_empty() {
+        return None;
+    }
+    let end = path.rfind('/')? + 1;
+    services.get(&path[..end]).copied()
+}
+
+// === impl Name ===
+
+impl<'a> Name<'a> {
+    pub(crate) fn parse(name: &'a str) -> Option<Self> {
+        let rest = name.strip_prefix('/')?;
+        if rest.is_empty() {
+            return Some(Self::All);
+        }
+        match rest.split_once('/')? {
+            ("", _) => None,
+            (_, "") => Some(Self::Service(name)),
+            (_, method) if method.contains('/') => None,
+            _ => Some(Self::Method(name)),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::client::policy::MethodOptions;
+
+    fn rules(seconds: u64) -> Rules {
+        Rules::new(&MethodOptions::new().timeout(Duration::from_secs(seconds)), 5)
+    }
 
     #[test]
     fn idempotency_levels_are_read_from_the_descriptor_set() {
-        let mut methods = Methods::default();
+        let mut methods = Methods::new(rules(1));
         methods.read(crate::demo::pb::FILE_DESCRIPTOR_SET).unwrap();
-        assert!(methods.is_safe("/counter.v1.Counter/Get"), "NO_SIDE_EFFECTS");
-        assert!(methods.is_safe("/counter.v1.Counter/Add"), "IDEMPOTENT");
-        assert!(!methods.is_safe("/counter.v1.Counter/Increment"), "says nothing");
-        assert!(!methods.is_safe("/counter.v1.Counter/Nothing"), "does not exist");
-        assert!(methods.has_unary_response("/counter.v1.Counter/Get"));
-        assert!(!methods.has_unary_response("/counter.v1.Counter/Watch"));
+        assert!(methods.get("/counter.v1.Counter/Get").safe, "NO_SIDE_EFFECTS");
+        assert!(methods.get("/counter.v1.Counter/Add").safe, "IDEMPOTENT");
+        assert!(!methods.get("/counter.v1.Counter/Increment").safe, "says nothing");
+        assert!(!methods.get("/counter.v1.Counter/Nothing").safe, "does not exist");
+        assert!(methods.get("/counter.v1.Counter/Get").unary_response);
+        assert!(!methods.get("/counter.v1.Counter/Watch").unary_response);
     }
 
     #[test]
     fn rubbish_is_no_descriptor_set() {
-        assert!(Methods::default().read(b"\xff\xff\xff").is_err());
+        assert!(Methods::new(rules(1)).read(b"\xff\xff\xff").is_err());
     }
 
     #[test]
-    fn a_path_names_service_and_method() {
-        assert!(is_path("/counter.v1.Counter/Get"));
-        for bad in ["", "/", "Get", "counter.v1.Counter/Get", "/a/", "//b", "/a/b/c"] {
-            assert!(!is_path(bad), "{bad:?}");
+    fn the_most_specific_rules_hold() {
+        let mut methods = Methods::new(rules(1));
+        methods.declare_safe("/a.B/Safe");
+        methods.declare_safe("/a.B/Both");
+        methods.rule(Name::Service("/a.B/"), rules(2));
+        methods.rule(Name::Method("/a.B/Both"), rules(3));
+        methods.rule(Name::Method("/c.D/Own"), rules(4));
+        let methods = methods.resolved();
+        let seconds = |path: &str| methods.rules(methods.get(path)).timeout.unwrap().as_secs();
+        for (path, expected) in
+            [("/a.B/Safe", 2), ("/a.B/Both", 3), ("/a.B/Any", 2), ("/c.D/Own", 4), ("/c.D/Any", 1), ("*", 1)]
+        {
+            assert_eq!(seconds(path), expected, "{path}");
+        }
+        assert!(methods.get("/a.B/Both").safe && methods.get("/a.B/Safe").safe);
+        assert!(!methods.get("/c.D/Own").safe);
+    }
+
+    #[test]
+    fn a_name_is_a_method_a_service_or_all() {
+        assert_eq!(Name::parse("/counter.v1.Counter/Get"), Some(Name::Method("/counter.v1.Counter/Get")));
+        assert_eq!(Name::parse("/counter.v1.Counter/"), Some(Name::Service("/counter.v1.Counter/")));
+        assert_eq!(Name::parse("/"), Some(Name::All));
+        for bad in ["", "Get", "/a", "counter.v1.Counter/Get", "//b", "//", "/a/b/c", "/a//"] {
+            assert_eq!(Name::parse(bad), None, "{bad:?}");
         }
     }
 }

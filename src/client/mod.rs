@@ -31,12 +31,16 @@ mod error;
 mod event;
 mod fleet;
 mod frames;
+#[cfg(any(test, feature = "testkit"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod handle;
 mod hook;
 mod mechanisms;
 mod methods;
 mod options;
 mod outcome;
+mod policy;
 pub mod registry;
 mod replay;
 mod report;
@@ -44,6 +48,7 @@ mod resolver;
 mod response;
 mod retry;
 mod service;
+mod service_config;
 mod services;
 mod socket;
 mod status;
@@ -63,8 +68,10 @@ pub use self::{
     handle::GrpcClient,
     hook::CallFailure,
     options::{Policy, ServiceOptions},
+    policy::{HedgingPolicy, MethodOptions, RetryPolicy},
     resolver::RegistryDoubt,
     service::ConsulService,
+    service_config::{ServiceConfig, ServiceConfigError},
     services::{Services, ServicesBuilder},
     status::{DatacenterStatus, ServiceStatus},
 };

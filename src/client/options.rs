@@ -6,7 +6,8 @@ use super::{
     deadline::FOR_EVER,
     error::BuildError,
     hook::{CallFailure, Hook},
-    methods::{Methods, is_path},
+    policy::{MethodOptions, Throttling},
+    service_config::ServiceConfig,
 };
 use crate::consul::Consistency;
 
@@ -36,6 +37,8 @@ pub struct ServiceOptions {
     pub(crate) consistency: Consistency,
     pub(crate) include_warning: bool,
     pub(crate) policy: Policy,
+    /// Said in code: a service config does not change it.
+    pub(crate) policy_given: bool,
     pub(crate) spares: usize,
     pub(crate) connect_timeout: Duration,
     pub(crate) default_timeout: Option<Duration>,
@@ -48,6 +51,9 @@ pub struct ServiceOptions {
     pub(crate) max_attempts: u32,
     pub(crate) retry_ratio: f32,
     pub(crate) retries_per_second: u32,
+    pub(crate) throttling: Option<Throttling>,
+    pub(crate) method_options: Vec<(String, MethodOptions)>,
+    pub(crate) service_config: Option<ServiceConfig>,
     pub(crate) replay_limit: usize,
     pub(crate) keep_alive: Option<(Duration, Duration)>,
     #[cfg(feature = "tls")]
@@ -69,6 +75,7 @@ impl ServiceOptions {
             consistency: Consistency::default(),
             include_warning: false,
             policy: Policy::default(),
+            policy_given: false,
             spares: 1,
             connect_timeout: Duration::from_secs(1),
             default_timeout: Some(Duration::from_secs(10)),
@@ -81,6 +88,9 @@ impl ServiceOptions {
             max_attempts: 5,
             retry_ratio: 0.2,
             retries_per_second: 100,
+            throttling: None,
+            method_options: Vec::new(),
+            service_config: None,
             replay_limit: 64 * 1024,
             keep_alive: None,
             #[cfg(feature = "tls")]
@@ -134,6 +144,7 @@ impl ServiceOptions {
     /// How calls are spread. Default: [`Policy::PickFirst`].
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
+        self.policy_given = true;
         self
     }
 
@@ -196,7 +207,9 @@ impl ServiceOptions {
         self
     }
 
-    /// How many times one call may be sent in all, whatever the reasons. Default: 5 (gRFC A6's cap).
+    /// How many times one call may be sent in all, whatever the reasons; where a
+    /// [`RetryPolicy`](super::RetryPolicy) or [`HedgingPolicy`](super::HedgingPolicy)
+    /// has attempts of its own, how many more than those. Default: 5 (gRFC A6's cap).
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.max_attempts = attempts;
         self
@@ -204,7 +217,7 @@ impl ServiceOptions {
 
     /// The budget for resending calls that may have run: this share of all
     /// calls, and at least so many a second. Calls that provably never ran do
-    /// not count. Default: 0.2 and 100.
+    /// not count. Hedges do. Default: 0.2 and 100.
     pub fn retry_budget(mut self, share: f32, per_second: u32) -> Self {
         self.retry_ratio = share;
         self.retries_per_second = per_second;
@@ -257,23 +270,6 @@ impl ServiceOptions {
         &self.name
     }
 
-    /// What is known about the methods; refuses what is no path or descriptor set.
-    pub(crate) fn methods(&self) -> Result<Methods, BuildError> {
-        let mut methods = Methods::default();
-        for set in &self.descriptors {
-            methods
-                .read(set)
-                .map_err(|source| BuildError::Descriptors { service: self.name.clone(), source })?;
-        }
-        for path in &self.safe_methods {
-            if !is_path(path) {
-                return Err(self.wrong("safe_method", path, "a path like /package.Service/Method"));
-            }
-            methods.declare_safe(path);
-        }
-        Ok(methods)
-    }
-
     pub(crate) fn check(&self) -> Result<(), BuildError> {
         let times = [
             ("connect_timeout", self.connect_timeout),
@@ -302,6 +298,7 @@ impl ServiceOptions {
         if self.failures_to_eject == 0 {
             return Err(self.wrong("failures_to_eject", 0, "1 or more"));
         }
+        self.check_throttling()?;
         // The bounds of tower's budget, which panics beyond them.
         if !(0.0..=1000.0).contains(&self.retry_ratio) {
             return Err(self.wrong("retry_budget", self.retry_ratio, "a share from 0 to 1000"));

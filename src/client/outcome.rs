@@ -114,11 +114,6 @@ pub(crate) fn counts_against(code: Code) -> bool {
     code == Code::Unavailable
 }
 
-/// Whether a safe call answered with this status is worth another attempt.
-pub(crate) fn worth_resending(code: Code) -> bool {
-    code == Code::Unavailable
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -65,6 +65,11 @@ impl ReplayBody {
         Self::Leased(Arc::new(Mutex::new(Some(Frames::before(ready, body)))))
     }
 
+    /// Whether all of it is kept: then several attempts may be made at once.
+    pub(crate) fn is_whole(&self) -> bool {
+        matches!(self, Self::Whole(_))
+    }
+
     /// The body of one attempt. `None` when it has been consumed.
     pub(crate) fn attempt(&self) -> Option<Body> {
         match self {

@@ -3,20 +3,10 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tower::{
-    retry::budget::{Budget, TpsBudget},
-    util::rng::{HasherRng, Rng},
-};
+use tonic::Code;
+use tower::util::rng::{HasherRng, Rng};
 
-use super::{options::ServiceOptions, outcome::Proof};
-
-/// How long the budget looks back.
-const BUDGET_WINDOW: Duration = Duration::from_secs(10);
-
-/// The wait before the second resend; the first is immediate. It grows by 1.6
-/// (as gRPC's connection back-off does) up to `LONGEST_PAUSE`.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+use super::policy::{Backoff, Budget, Pushback, RetryRules};
 
 /// The attempts of one call.
 #[derive(Debug, Default)]
@@ -30,106 +20,104 @@ pub(crate) struct Tries {
     pub(crate) ran: bool,
     /// Refused once and resent for it already.
     refused: bool,
+    /// Of the counted, those since the server last said when.
+    backed_off: u32,
     /// The connections tried.
     pub(crate) on: Vec<u64>,
 }
 
+/// How an attempt failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Setback {
+    /// It never left: it may be sent elsewhere, any number of times.
+    NeverSent,
+    /// The server has not processed it: it may be sent again, once (gRFC A6).
+    Refused,
+    /// It may have run, and no status came of it. Counts as UNAVAILABLE.
+    Lost,
+    /// The server's own status.
+    Status(Code, Pushback),
+}
+
+impl Tries {
+    /// Whether a call that has not run is resent for that alone.
+    pub(crate) fn is_unseen(&mut self, setback: Setback) -> bool {
+        match setback {
+            Setback::NeverSent => true,
+            Setback::Refused => !std::mem::replace(&mut self.refused, true),
+            Setback::Lost | Setback::Status(..) => false,
+        }
+    }
+}
+
 /// Shared by all calls of one service.
 pub(crate) struct Retry {
-    max_attempts: u32,
-    budget: TpsBudget,
+    pub(crate) budget: Budget,
     rng: Mutex<HasherRng>,
 }
 
 impl Retry {
-    pub(crate) fn new(options: &ServiceOptions) -> Self {
-        Self {
-            max_attempts: options.max_attempts,
-            budget: TpsBudget::new(BUDGET_WINDOW, options.retries_per_second, options.retry_ratio),
-            rng: Mutex::new(HasherRng::new()),
+    pub(crate) fn new(budget: Budget) -> Self {
+        Self { budget, rng: Mutex::new(HasherRng::new()) }
+    }
+
+    /// The wait before the call is sent again, or `None` where it is not. Takes
+    /// from the budget where that must pay for it.
+    pub(crate) fn again(
+        &self,
+        rules: &RetryRules,
+        setback: Setback,
+        safe: bool,
+        replayable: bool,
+        tries: &mut Tries,
+    ) -> Option<Duration> {
+        let resendable = replayable && tries.made < rules.sends;
+        if tries.is_unseen(setback) {
+            return resendable.then(|| self.pace(tries.made));
+        }
+        let (meant, pushback) = match setback {
+            Setback::Status(code, pushback) => (rules.resends(code, safe), pushback),
+            _ => (rules.resends_lost(safe), Pushback::Unsaid),
+        };
+        if meant || pushback == Pushback::Never {
+            self.budget.failed();
+        }
+        let resend = meant
+            && pushback != Pushback::Never
+            && resendable
+            && tries.counted + 1 < rules.attempts
+            && self.budget.pay();
+        if !resend {
+            return None;
+        }
+        tries.counted += 1;
+        tries.ran |= setback != Setback::Refused;
+        Some(self.wait(rules, pushback, tries))
+    }
+
+    fn wait(&self, rules: &RetryRules, pushback: Pushback, tries: &mut Tries) -> Duration {
+        if let Pushback::After(wait) = pushback {
+            tries.backed_off = 0;
+            return wait;
+        }
+        let Some(backoff) = &rules.backoff else { return self.pace(tries.made) };
+        let nth = tries.backed_off;
+        tries.backed_off += 1;
+        backoff.wait(nth, self.chance())
+    }
+
+    /// Our own pace, after so many attempts: at once the first time.
+    pub(crate) fn pace(&self, made: u32) -> Duration {
+        match made.checked_sub(2) {
+            None => Duration::ZERO,
+            Some(nth) => Backoff::OURS.wait(nth, self.chance()),
         }
     }
 
-    /// A call has begun: it adds its share to the budget.
-    pub(crate) fn begin(&self) {
-        self.budget.deposit();
-    }
-
-    /// Whether the call is sent again, given what its last attempt proved.
-    /// Takes from the budget where that must pay for it.
-    pub(crate) fn may_resend(&self, proof: Proof, safe: bool, replayable: bool, tries: &mut Tries) -> bool {
-        if !replayable || tries.made >= self.max_attempts {
-            return false;
-        }
-        match proof {
-            Proof::NeverSent => true,
-            Proof::Refused if !tries.refused => {
-                tries.refused = true;
-                true
-            }
-            _ if safe && self.budget.withdraw() => {
-                tries.counted += 1;
-                tries.ran |= proof == Proof::MayHaveRun;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// The wait before the next attempt, jittered between half and all of it.
-    pub(crate) fn pause(&self, tries: &Tries) -> Duration {
-        if tries.made < 2 {
-            return Duration::ZERO;
-        }
-        let exponent = i32::try_from(tries.made - 2).unwrap_or(i32::MAX).min(16);
-        let full = FIRST_PAUSE.mul_f64(1.6_f64.powi(exponent)).min(LONGEST_PAUSE);
-        full.mul_f64(0.5 + 0.5 * self.rng.lock().next_f64())
+    fn chance(&self) -> f64 {
+        self.rng.lock().next_f64()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn retry() -> Retry {
-        Retry::new(&ServiceOptions::new("x").max_attempts(4).retry_budget(0.0, 1))
-    }
-
-    fn tries(made: u32) -> Tries {
-        Tries { made, ..Tries::default() }
-    }
-
-    #[tokio::test]
-    async fn what_was_never_sent_is_resent_up_to_the_cap() {
-        let retry = retry();
-        assert!(retry.may_resend(Proof::NeverSent, false, true, &mut tries(3)));
-        assert!(!retry.may_resend(Proof::NeverSent, false, true, &mut tries(4)), "the cap");
-        assert!(!retry.may_resend(Proof::NeverSent, false, false, &mut tries(1)), "the body is gone");
-    }
-
-    #[tokio::test]
-    async fn what_was_refused_is_resent_once() {
-        let (retry, mut tries) = (retry(), tries(1));
-        assert!(retry.may_resend(Proof::Refused, false, true, &mut tries));
-        assert!(!retry.may_resend(Proof::Refused, false, true, &mut tries));
-    }
-
-    #[tokio::test]
-    async fn what_may_have_run_is_resent_only_if_safe_and_within_the_budget() {
-        let (retry, mut tries) = (retry(), tries(1));
-        assert!(!retry.may_resend(Proof::MayHaveRun, false, true, &mut tries));
-        let resent = (0..100).filter(|_| retry.may_resend(Proof::MayHaveRun, true, true, &mut tries)).count();
-        assert_eq!(resent, 10, "one a second over the window of ten");
-        assert_eq!(tries.counted, 10);
-    }
-
-    #[tokio::test]
-    async fn the_first_resend_is_immediate_and_later_ones_wait_longer_and_longer() {
-        let retry = retry();
-        assert_eq!(retry.pause(&tries(1)), Duration::ZERO);
-        for made in 2..40 {
-            let pause = retry.pause(&tries(made));
-            assert!(pause >= FIRST_PAUSE / 2 && pause <= LONGEST_PAUSE, "{made}: {pause:?}");
-        }
-    }
-}
+mod tests;

@@ -85,6 +85,8 @@ pub(crate) enum End {
     Status(i32),
     /// END_STREAM where trailers should be.
     NoTrailers,
+    /// The same, with a `grpc-retry-pushback-ms` beside it.
+    Pushback(i32, &'static str),
     /// Trailers that say INVALID_ARGUMENT, with details that are no base64.
     BadDetails,
     /// One message that says NOT_SERVING, and a good end: for health checks.
@@ -110,6 +112,8 @@ struct Shared {
     open: AtomicUsize,
     /// Bytes of the requests' bodies.
     received: AtomicUsize,
+    /// Requests left unanswered that the client has given up.
+    cancelled: AtomicUsize,
 }
 
 /// The running server; dropping it closes everything.
@@ -138,6 +142,7 @@ impl Scripted {
             connections: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
             received: AtomicUsize::new(0),
+            cancelled: AtomicUsize::new(0),
         });
         let (commands, _) = broadcast::channel(16);
         let mut tasks = JoinSet::new();
@@ -194,6 +199,11 @@ impl Scripted {
     /// How many bytes of requests' bodies have come.
     pub(crate) fn received(&self) -> usize {
         self.shared.received.load(Ordering::SeqCst)
+    }
+
+    /// How many requests that were to hang the client has reset with CANCEL.
+    pub(crate) fn cancelled(&self) -> usize {
+        self.shared.cancelled.load(Ordering::SeqCst)
     }
 
     /// GOAWAY on every connection, as a server sends it that drains.
@@ -324,6 +334,11 @@ async fn perform(
                     stream.send_reset(reason);
                 }
                 End::Status(code) => drop(stream.send_trailers(status(code, "as told"))),
+                End::Pushback(code, wait) => {
+                    let mut trailers = status(code, "as told");
+                    trailers.insert("grpc-retry-pushback-ms", HeaderValue::from_static(wait));
+                    let _ = stream.send_trailers(trailers);
+                }
                 End::NoTrailers => drop(stream.send_data(Bytes::new(), true)),
                 End::BadDetails => {
                     let mut trailers = status(3, "mine");
@@ -337,7 +352,15 @@ async fn perform(
                 }
             }
         }
-        Act::Hang | Act::GoAway(_) | Act::Close | Act::After(..) => hang(&mut body, shared).await,
+        Act::Hang => {
+            read(&mut body, shared).await;
+            let reset = std::future::poll_fn(|cx| respond.poll_reset(cx)).await;
+            if matches!(reset, Ok(Reason::CANCEL)) {
+                shared.cancelled.fetch_add(1, Ordering::SeqCst);
+            }
+            std::future::pending().await
+        }
+        Act::GoAway(_) | Act::Close | Act::After(..) => hang(&mut body, shared).await,
     }
 }
 

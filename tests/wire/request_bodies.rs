@@ -28,7 +28,7 @@ fn message(size: usize) -> IncrementRequest {
 }
 
 /// A client stream of `count` messages that come one by one.
-async fn collect(
+pub(crate) async fn collect(
     channel: FailoverChannel,
     count: usize,
     size: usize,

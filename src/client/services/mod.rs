@@ -206,7 +206,7 @@ impl Services {
             options: options.clone(),
             methods: slot.methods.clone(),
             picker: Picker::new(options.policy),
-            retry: Retry::new(&options),
+            retry: Retry::new(options.budget()),
             binding,
             status,
             reports: reporter.clone(),

@@ -1,0 +1,216 @@
+//! What one call is about, and what each of its attempts is judged by.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::time::{Instant, timeout_at};
+use tonic::{Code, Status};
+
+use super::CallShared;
+use crate::{
+    Instance,
+    client::{
+        answer::Answer,
+        attempt::Failure,
+        deadline::{Deadline, FOR_EVER},
+        endpoint::Endpoint,
+        error::{CallError, CallErrorKind},
+        hook::CallFailure,
+        methods::Method,
+        outcome::{self, Proof},
+        policy::{HedgeRules, Rules},
+        report::Report,
+        retry::{Setback, Tries},
+    },
+};
+
+/// One call.
+pub(crate) struct CallContext {
+    shared: Arc<CallShared>,
+    uri: http::Uri,
+    method: Method,
+}
+
+impl CallContext {
+    pub(super) fn new(shared: Arc<CallShared>, uri: http::Uri) -> Self {
+        let method = shared.methods.get(uri.path());
+        Self { shared, uri, method }
+    }
+
+    pub(super) fn shared(&self) -> &CallShared {
+        &self.shared
+    }
+
+    /// The rules it goes by.
+    pub(super) fn rules(&self) -> &Rules {
+        self.shared.methods.rules(self.method)
+    }
+
+    /// The rules of its hedges, where it may have any.
+    pub(super) fn hedging(&self) -> Option<&HedgeRules> {
+        self.rules().hedging.as_ref().filter(|rules| rules.allows(self.method.safe))
+    }
+
+    pub(super) fn is_safe(&self) -> bool {
+        self.method.safe
+    }
+
+    pub(super) fn has_unary_response(&self) -> bool {
+        self.method.unary_response
+    }
+
+    /// How much of an answer is taken in before it is handed over.
+    pub(super) fn whole(&self) -> Option<usize> {
+        (self.method.safe && self.method.unary_response).then_some(self.shared.options.replay_limit)
+    }
+
+    /// How long it waits for usable instances, all waits together.
+    pub(super) fn patience(&self) -> Duration {
+        if self.rules().wait_for_ready { FOR_EVER } else { self.shared.options.fail_fast_after }
+    }
+
+    pub(crate) fn failures_to_eject(&self) -> u32 {
+        self.shared.options.failures_to_eject
+    }
+
+    /// Tells the hook of one failed attempt.
+    pub(crate) fn failed(
+        &self,
+        instance: Option<&Arc<Instance>>,
+        attempt: u32,
+        status: &Status,
+        resent: bool,
+    ) {
+        tracing::debug!(
+            service = %self.shared.options.name, method = self.uri.path(), attempt, resent,
+            code = ?status.code(), "gRPC call failed"
+        );
+        if let Some(hook) = &self.shared.options.hook {
+            hook(&CallFailure {
+                service: &self.shared.options.name,
+                method: self.uri.path(),
+                instance: instance.map(|i| &**i),
+                attempt,
+                status,
+                resent,
+            });
+        }
+    }
+
+    /// Tells the hook of an attempt that came to an error of our own.
+    pub(super) fn failed_by(&self, error: &CallError, resent: bool) {
+        self.failed(error.instance(), error.attempts(), error.status(), resent);
+    }
+
+    /// The call fails for its caller.
+    pub(super) fn give_up(&self, error: CallError) -> CallError {
+        self.failed_by(&error, false);
+        error
+    }
+
+    /// A usable endpoint at once, one not in `avoid` if there is one.
+    pub(super) fn pick_now(&self, avoid: &[u64]) -> Option<Arc<Endpoint>> {
+        self.shared.picker.pick(&self.shared.binding.borrow(), avoid)
+    }
+
+    /// A usable endpoint; waits for one as long as there is `patience`, and takes
+    /// the wait from it.
+    pub(super) async fn pick(
+        &self,
+        tries: &Tries,
+        deadline: &Deadline,
+        patience: &mut Duration,
+    ) -> Result<Arc<Endpoint>, CallError> {
+        if let Some(endpoint) = self.pick_now(&tries.on) {
+            return Ok(endpoint);
+        }
+        let shared = &*self.shared;
+        let started = Instant::now();
+        let limit = deadline.at().min(started + *patience);
+        if !shared.starving.swap(true, Ordering::AcqRel) {
+            let _ = shared.reports.send(Report::Starved);
+        }
+        let mut binding = shared.binding.clone();
+        loop {
+            if let Some(endpoint) = shared.picker.pick(&binding.borrow_and_update(), &tries.on) {
+                *patience = patience.saturating_sub(started.elapsed());
+                return Ok(endpoint);
+            }
+            let error = match timeout_at(limit, binding.changed()).await {
+                Ok(Ok(())) => continue,
+                Ok(Err(_)) => CallError::new(CallErrorKind::Closed, None, tries.made),
+                Err(_) => {
+                    let reason = shared.status.borrow().reason();
+                    let reason = reason.unwrap_or_else(|| "the last one was just lost".to_owned());
+                    if limit >= deadline.at() {
+                        CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made).because(&reason)
+                    } else {
+                        CallError::new(CallErrorKind::NothingUsable { reason }, None, tries.made)
+                    }
+                }
+            };
+            return Err(error.after(tries));
+        }
+    }
+
+    /// Looks at an answer: the status where it is one of a failure.
+    pub(super) fn judge_answer(&self, answer: &Answer, endpoint: &Endpoint) -> Option<Status> {
+        // Without a status yet the response has begun, and ends in its trailers.
+        // grpc-java counts it as a success too: it is committed.
+        let Some(status) = answer.status() else {
+            endpoint.link().heard_now();
+            self.shared.retry.budget.succeeded();
+            return None;
+        };
+        if outcome::counts_against(status.code()) {
+            endpoint.link().failed(self.failures_to_eject());
+        } else {
+            endpoint.link().succeeded();
+        }
+        if status.code() == Code::Ok {
+            self.shared.retry.budget.succeeded();
+            return None;
+        }
+        Some(status)
+    }
+
+    /// Judges an attempt that got no (whole) answer: what it means for the call,
+    /// and the error for the caller. Only the deadline means nothing: it ends it.
+    pub(super) fn judge_failure(
+        &self,
+        failure: Failure,
+        endpoint: &Endpoint,
+        attempt: u32,
+        tries: &Tries,
+    ) -> (Option<Setback>, CallError) {
+        let Failure { verdict, cut, error } = failure;
+        match verdict.lost {
+            Some(cause) => endpoint.link().lose(cause),
+            None if verdict.timed_out => {}
+            None => endpoint.link().failed(self.failures_to_eject()),
+        }
+        let setback = match verdict.proof {
+            _ if verdict.timed_out => None,
+            Proof::NeverSent => Some(Setback::NeverSent),
+            Proof::Refused => Some(Setback::Refused),
+            Proof::MayHaveRun => Some(Setback::Lost),
+        };
+        let kind = match verdict.proof {
+            _ if verdict.timed_out => CallErrorKind::DeadlineExceeded,
+            _ if cut => CallErrorKind::ResponseCut,
+            Proof::NeverSent => CallErrorKind::NeverSent,
+            Proof::Refused => CallErrorKind::Refused,
+            Proof::MayHaveRun if verdict.lost.is_none() => CallErrorKind::StreamReset,
+            Proof::MayHaveRun => CallErrorKind::ConnectionLost,
+        };
+        let error = self.error(kind, endpoint, attempt).after(tries).caused_by(error);
+        (setback, error)
+    }
+
+    /// An error of our own about an attempt.
+    pub(super) fn error(&self, kind: CallErrorKind, endpoint: &Endpoint, attempt: u32) -> CallError {
+        CallError::new(kind, Some(endpoint.instance().clone()), attempt)
+    }
+}

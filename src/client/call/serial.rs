@@ -1,0 +1,126 @@
+//! One attempt after another.
+
+use std::{sync::Arc, time::Duration};
+
+use http::Response;
+use tokio::time::{Instant, sleep_until};
+use tonic::body::Body;
+
+use super::{CallContext, Outgoing, hand_over};
+use crate::client::{
+    answer::Answer,
+    attempt::{Bounds, Ended, attempt},
+    endpoint::Endpoint,
+    error::{CallError, CallErrorKind},
+    policy::Pushback,
+    replay::ReplayBody,
+    retry::{Setback, Tries},
+};
+
+pub(super) async fn run(
+    context: &Arc<CallContext>,
+    request: &mut Outgoing,
+    body: &mut ReplayBody,
+) -> Result<Response<Body>, CallError> {
+    let mut tries = Tries::default();
+    // For all waits of the call together, and not for what it waits for answers.
+    let mut patience = context.patience();
+    let (safe, patience_at_first) = (context.is_safe(), patience);
+    let deadline = request.deadline;
+    loop {
+        let endpoint = match context.pick(&tries, &deadline, &mut patience).await {
+            Ok(endpoint) => endpoint,
+            Err(error) => return Err(context.give_up(error)),
+        };
+        if tries.made > 0 && Instant::now() >= deadline.at() {
+            let error = CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made).after(&tries);
+            return Err(context.give_up(error));
+        }
+        tries.made += 1;
+        tries.on.push(endpoint.serial());
+        request.late |= patience < patience_at_first;
+        let attempt_body = body.attempt().expect("a body that is gone is not resent");
+        let bounds = Bounds {
+            suspect_after: context.shared().options.suspect_after,
+            limit: limit(context, body, &tries).map_or(deadline.at(), |limit| limit.min(deadline.at())),
+            deadline: deadline.at(),
+        };
+        let given_up = if safe { endpoint.link().left() } else { endpoint.link().abandoned() };
+        let sent = request.attempt(attempt_body, &tries);
+        let ended = attempt(&endpoint, sent, context.whole(), given_up, bounds).await;
+        let wait = match ended {
+            Ended::Answered(answer) => match judge(context, &answer, &endpoint, body, &mut tries) {
+                Some(wait) => wait,
+                None => return Ok(hand_over(answer, context.clone(), endpoint, tries.made, &deadline)),
+            },
+            unanswered => {
+                let (setback, error) = judge_none(context, unanswered, &endpoint, &tries);
+                let wait = setback.and_then(|setback| again(context, setback, body, &mut tries));
+                context.failed_by(&error, wait.is_some());
+                let Some(wait) = wait else { return Err(error) };
+                wait
+            }
+        };
+        drop(endpoint);
+        // A deadline that ends the wait is found by the next attempt.
+        if !wait.is_zero() {
+            sleep_until(deadline.at().min(Instant::now() + wait)).await;
+        }
+    }
+}
+
+/// Judges an answer: the wait before the next attempt, or `None` where the
+/// answer is the caller's.
+fn judge(
+    context: &CallContext,
+    answer: &Answer,
+    endpoint: &Endpoint,
+    body: &mut ReplayBody,
+    tries: &mut Tries,
+) -> Option<Duration> {
+    let status = context.judge_answer(answer, endpoint)?;
+    let setback = Setback::Status(status.code(), Pushback::of(answer));
+    let wait = again(context, setback, body, tries);
+    context.failed(Some(endpoint.instance()), tries.made, &status, wait.is_some());
+    wait
+}
+
+/// Judges an attempt without an answer: what it means for the call, where that
+/// does not end with it, and the error for the caller.
+fn judge_none(
+    context: &CallContext,
+    ended: Ended,
+    endpoint: &Endpoint,
+    tries: &Tries,
+) -> (Option<Setback>, CallError) {
+    let error = |kind| context.error(kind, endpoint, tries.made);
+    match ended {
+        Ended::Failed(failure) => context.judge_failure(failure, endpoint, tries.made, tries),
+        Ended::Abandoned => (Some(Setback::Lost), error(CallErrorKind::Unresponsive)),
+        Ended::TimedOut => {
+            endpoint.link().timed_out(context.failures_to_eject());
+            (Some(Setback::Lost), error(CallErrorKind::AttemptTimedOut))
+        }
+        Ended::DeadlinePassed | Ended::Answered(_) => (None, error(CallErrorKind::DeadlineExceeded)),
+    }
+}
+
+/// The wait before the next attempt, if there is to be one.
+fn again(
+    context: &CallContext,
+    setback: Setback,
+    body: &mut ReplayBody,
+    tries: &mut Tries,
+) -> Option<Duration> {
+    let rules = &context.rules().retry;
+    context.shared().retry.again(rules, setback, context.is_safe(), body.reclaim(), tries)
+}
+
+/// Until when the attempt about to be made may go on, where it can be followed
+/// by another one.
+fn limit(context: &CallContext, body: &ReplayBody, tries: &Tries) -> Option<Instant> {
+    let rules = &context.rules().retry;
+    let timeout = rules.attempt_timeout?;
+    let is_last = tries.made >= rules.sends || tries.counted + 1 >= rules.attempts;
+    (!is_last && body.is_whole() && rules.resends_lost(context.is_safe())).then(|| Instant::now() + timeout)
+}

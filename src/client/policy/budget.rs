@@ -1,0 +1,172 @@
+//! What pays for attempts beyond the first: a share of all calls, or gRPC's tokens.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use tower::retry::budget::{Budget as _, TpsBudget};
+
+/// How long the share looks back.
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// The budget of one service.
+pub(crate) enum Budget {
+    /// So many a second, and this share of all calls.
+    Share(TpsBudget),
+    Tokens(Tokens),
+}
+
+impl Budget {
+    pub(crate) fn share(ratio: f32, per_second: u32) -> Self {
+        Self::Share(TpsBudget::new(WINDOW, per_second, ratio))
+    }
+
+    pub(crate) fn tokens(throttling: Throttling) -> Self {
+        Self::Tokens(Tokens::full(throttling))
+    }
+
+    /// A call has begun.
+    pub(crate) fn begun(&self) {
+        if let Self::Share(share) = self {
+            share.deposit();
+        }
+    }
+
+    /// An attempt was answered well.
+    pub(crate) fn succeeded(&self) {
+        if let Self::Tokens(tokens) = self {
+            tokens.give();
+        }
+    }
+
+    /// An attempt failed in a way that another attempt is meant for, or the
+    /// server asked for none. Whether there will be one does not matter.
+    pub(crate) fn failed(&self) {
+        if let Self::Tokens(tokens) = self {
+            tokens.take();
+        }
+    }
+
+    /// Whether there may be another attempt, which is then made.
+    pub(crate) fn pay(&self) -> bool {
+        match self {
+            Self::Share(share) => share.withdraw(),
+            Self::Tokens(tokens) => tokens.are_enough(),
+        }
+    }
+}
+
+/// `retryThrottling` of gRFC A6.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Throttling {
+    /// 1 to 1000 (gRFC A6; the upper bound is that of grpc-go).
+    pub(crate) max_tokens: u32,
+    /// More than nothing; three decimals count.
+    pub(crate) token_ratio: f64,
+}
+
+/// The token count of gRFC A6: a failure takes one, a success gives back a part
+/// of one, and while no more than half of them are left nothing is resent.
+pub(crate) struct Tokens {
+    /// In thousandths, which are exact.
+    left: AtomicU32,
+    most: u32,
+    ratio: u32,
+}
+
+const ONE: u32 = 1000;
+
+impl Tokens {
+    fn full(Throttling { max_tokens, token_ratio }: Throttling) -> Self {
+        let most = max_tokens.saturating_mul(ONE);
+        Self { left: AtomicU32::new(most), most, ratio: thousandths(token_ratio) }
+    }
+
+    fn give(&self) {
+        // Nearly always there are all of them: a read, and nothing is written.
+        if self.left.load(Ordering::Relaxed) < self.most {
+            let more = |left: u32| Some(left.saturating_add(self.ratio).min(self.most));
+            let _ = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        }
+    }
+
+    fn take(&self) {
+        let less = |left: u32| Some(left.saturating_sub(ONE));
+        let _ = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    fn are_enough(&self) -> bool {
+        self.left.load(Ordering::Relaxed) > self.most / 2
+    }
+}
+
+/// A share in thousandths; what is finer is cut off, as gRPC's C core does.
+pub(crate) fn thousandths(ratio: f64) -> u32 {
+    // What is written as 4.107 is a little less, or more, than that. A cast
+    // saturates, and takes what is no number for nothing.
+    (ratio * f64::from(ONE) + 1e-6) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tokens(max_tokens: u32, token_ratio: f64) -> Budget {
+        Budget::tokens(Throttling { max_tokens, token_ratio })
+    }
+
+    #[test]
+    fn nothing_is_resent_from_half_of_the_tokens_down() {
+        let budget = tokens(10, 0.1);
+        for left in (0..10).rev() {
+            budget.failed();
+            assert_eq!(budget.pay(), left > 5, "{left} of 10 are left");
+        }
+        budget.failed();
+        let successes = (0..).take_while(|_| {
+            budget.succeeded();
+            !budget.pay()
+        });
+        assert_eq!(successes.count() + 1, 51, "from none to more than 5, by tenths");
+    }
+
+    #[test]
+    fn an_attempt_itself_costs_no_token() {
+        let budget = tokens(2, 1.0);
+        assert!((0..100).all(|_| budget.pay()));
+    }
+
+    #[test]
+    fn three_decimals_count() {
+        for (ratio, expected) in [(0.001, 1), (0.1, 100), (0.1239, 123), (2.5, 2500), (0.0009, 0), (-1.0, 0)]
+        {
+            assert_eq!(thousandths(ratio), expected, "{ratio}");
+        }
+        assert_eq!(thousandths(f64::NAN), 0);
+        assert_eq!(thousandths(f64::MAX), u32::MAX);
+    }
+
+    proptest! {
+        /// A model with whole numbers: gRFC A6's words.
+        #[test]
+        fn the_count_stays_within_its_bounds(
+            most in 1_u32..=1000, ratio in 1_u32..5000, ends in prop::collection::vec(any::<bool>(), 0..300),
+        ) {
+            let budget = tokens(most, f64::from(ratio) / 1000.0);
+            let mut left = u64::from(most) * 1000;
+            for good in ends {
+                if good {
+                    budget.succeeded();
+                    left = (left + u64::from(ratio)).min(u64::from(most) * 1000);
+                } else {
+                    budget.failed();
+                    left = left.saturating_sub(1000);
+                }
+                prop_assert_eq!(budget.pay(), left > u64::from(most) * 500);
+            }
+        }
+    }
+}
