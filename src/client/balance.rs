@@ -1,95 +1,141 @@
 //! Which of a binding's endpoints the next attempt goes to: pure.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+#[cfg(test)]
+mod tests;
+
+use std::{
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use super::{binding::Binding, endpoint::Endpoint, options::Policy};
+use super::{binding::Binding, endpoint::Endpoint, options::Policy, weights::Weights};
 
 /// The picker of one service. Every clone of a channel shares it.
 #[derive(Debug)]
 pub(crate) struct Picker {
     policy: Policy,
-    turn: AtomicUsize,
+    /// Where the drawing of lots begins.
+    seed: u64,
+    turn: AtomicU64,
 }
 
+/// An endpoint chosen for one attempt. Where the policy looks at how busy each
+/// is, this is part of it for as long as it lives: until the attempt is over or
+/// dropped, or its response's body is.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    endpoint: Arc<Endpoint>,
+    counted: bool,
+}
+
+// === impl Picker ===
+
 impl Picker {
-    pub(crate) fn new(policy: Policy) -> Self {
-        Self { policy, turn: AtomicUsize::new(0) }
+    pub(crate) fn new(policy: Policy, seed: u64) -> Self {
+        Self { policy, seed, turn: AtomicU64::new(0) }
     }
 
     /// A usable endpoint, one not in `tried` if there is one.
-    pub(crate) fn pick(&self, binding: &Binding, tried: &[u64]) -> Option<Arc<Endpoint>> {
+    pub(crate) fn pick(&self, binding: &Binding, tried: &[u64]) -> Option<Chosen> {
         let endpoints = binding.endpoints();
         let start = match self.policy {
-            Policy::PickFirst => 0,
-            Policy::RoundRobin if endpoints.len() > 1 => self.turn.fetch_add(1, Ordering::Relaxed),
-            Policy::RoundRobin => 0,
+            Policy::RoundRobin if endpoints.len() > 1 => {
+                let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+                match binding.weights() {
+                    None => in_turn(turn, endpoints.len()),
+                    Some(weights) => weights.turn(turn),
+                }
+            }
+            Policy::LeastRequest if endpoints.len() > 1 => self.less_busy(binding, tried),
+            Policy::PickFirst | Policy::RoundRobin | Policy::LeastRequest => 0,
         };
         let mut fallback = None;
         for i in 0..endpoints.len() {
-            let endpoint = &endpoints[start.wrapping_add(i) % endpoints.len()];
+            let endpoint = &endpoints[(start + i) % endpoints.len()];
             if !endpoint.is_usable() {
                 continue;
             }
             if !tried.contains(&endpoint.serial()) {
-                return Some(endpoint.clone());
+                return Some(self.choose(endpoint));
             }
             fallback.get_or_insert(endpoint);
         }
-        fallback.cloned()
+        fallback.map(|endpoint| self.choose(endpoint))
+    }
+
+    /// This very one.
+    pub(crate) fn choose(&self, endpoint: &Arc<Endpoint>) -> Chosen {
+        let counted = self.policy == Policy::LeastRequest;
+        if counted {
+            endpoint.link().begin();
+        }
+        Chosen { endpoint: endpoint.clone(), counted }
+    }
+
+    /// The less busy of two (gRFC A48, Envoy's `LEAST_REQUEST`): the one whose turn it
+    /// is, and another drawn by lot. Both drawn by lot, as there, would do as well
+    /// under load; but one in turn gives even shares while there is nothing to choose.
+    ///
+    /// Weights decide how often each is considered. The second goes first where, with
+    /// this call too, it will be no busier for its weight than the first is
+    /// already. With equal weights that is: where it has fewer calls. Comparing
+    /// calls for each weight alone, an idle heavy one would always win.
+    fn less_busy(&self, binding: &Binding, tried: &[u64]) -> usize {
+        let (endpoints, weights) = (binding.endpoints(), binding.weights());
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let (first, second) = pair(turn, mixed(turn ^ self.seed), endpoints.len(), weights);
+        let fits = |i: usize| endpoints[i].is_usable() && !tried.contains(&endpoints[i].serial());
+        let busy = |i: usize| u64::from(endpoints[i].link().in_flight());
+        let weight = |i: usize| weights.map_or(1, |weights| weights.get(i));
+        match (fits(first), fits(second)) {
+            (true, true) if (busy(second) + 1) * weight(first) <= busy(first) * weight(second) => second,
+            (false, true) => second,
+            _ => first,
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use tokio::sync::mpsc;
-    use tonic::transport::Endpoint as TonicEndpoint;
-
-    use super::*;
-    use crate::{Instance, client::endpoint::Link};
-
-    fn binding(n: u64) -> Binding {
-        let (reports, _) = mpsc::unbounded_channel();
-        let endpoints = (1..=n)
-            .map(|serial| {
-                let instance = Arc::new(Instance::new(format!("i{serial}"), "127.0.0.1", 1, "dc1"));
-                let channel = TonicEndpoint::from_static("http://127.0.0.1:1").connect_lazy();
-                Arc::new(Endpoint::new(instance, channel, Link::new(serial, reports.clone())))
-            })
-            .collect();
-        Binding::new(1, endpoints)
+/// One in turn and one by lot; another one where weights do not say otherwise.
+fn pair(turn: u64, lot: u64, count: usize, weights: Option<&Weights>) -> (usize, usize) {
+    if let Some(weights) = weights {
+        return (weights.turn(turn), weights.at(lot));
     }
+    let first = in_turn(turn, count);
+    let further = (u128::from(lot) * (count as u128 - 1)) >> 64;
+    (first, (first + 1 + further as usize) % count)
+}
 
-    fn picks(picker: &Picker, binding: &Binding, tried: &[u64], n: usize) -> Vec<u64> {
-        (0..n).filter_map(|_| picker.pick(binding, tried)).map(|e| e.serial()).collect()
+fn in_turn(turn: u64, count: usize) -> usize {
+    (turn % count as u64) as usize
+}
+
+/// One number of many that look random: the finalizer of SplitMix64 (Steele, Lea
+/// and Flood, "Fast splittable pseudorandom number generators", 2014). It needs no
+/// state of its own, and so no lock.
+fn mixed(n: u64) -> u64 {
+    let n = n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let n = (n ^ (n >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let n = (n ^ (n >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    n ^ (n >> 31)
+}
+
+// === impl Chosen ===
+
+impl Deref for Chosen {
+    type Target = Arc<Endpoint>;
+
+    fn deref(&self) -> &Arc<Endpoint> {
+        &self.endpoint
     }
+}
 
-    #[tokio::test]
-    async fn pick_first_stays_with_the_preferred_one() {
-        assert_eq!(picks(&Picker::new(Policy::PickFirst), &binding(3), &[], 3), [1, 1, 1]);
-    }
-
-    #[tokio::test]
-    async fn round_robin_gives_each_its_turn() {
-        assert_eq!(picks(&Picker::new(Policy::RoundRobin), &binding(3), &[], 6), [1, 2, 3, 1, 2, 3]);
-    }
-
-    #[tokio::test]
-    async fn what_is_lost_is_passed_over_before_the_worker_has_said_so() {
-        let binding = binding(2);
-        binding.endpoints()[0].link().retire();
-        assert_eq!(picks(&Picker::new(Policy::PickFirst), &binding, &[], 1), [2]);
-        binding.endpoints()[1].link().retire();
-        assert!(picks(&Picker::new(Policy::PickFirst), &binding, &[], 1).is_empty());
-    }
-
-    #[tokio::test]
-    async fn another_than_the_tried_one_is_preferred_but_not_insisted_on() {
-        let picker = Picker::new(Policy::PickFirst);
-        assert_eq!(picks(&picker, &binding(2), &[1], 1), [2]);
-        assert_eq!(picks(&picker, &binding(1), &[1], 1), [1]);
-        assert!(picks(&picker, &Binding::default(), &[], 1).is_empty());
+impl Drop for Chosen {
+    fn drop(&mut self) {
+        if self.counted {
+            self.endpoint.link().end();
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use tonic::transport::Channel;
 
-use super::endpoint::Endpoint;
+use super::{endpoint::Endpoint, weights::Weights};
 use crate::Instance;
 
 /// The set of ready endpoints of the datacenter in use, at one generation.
@@ -23,11 +23,14 @@ pub struct Binding {
 struct Inner {
     generation: u64,
     endpoints: Vec<Arc<Endpoint>>,
+    /// Where they differ.
+    weights: Option<Weights>,
 }
 
 impl Binding {
     pub(crate) fn new(generation: u64, endpoints: Vec<Arc<Endpoint>>) -> Self {
-        Self { inner: Arc::new(Inner { generation, endpoints }) }
+        let weights = Weights::of(&endpoints);
+        Self { inner: Arc::new(Inner { generation, endpoints, weights }) }
     }
 
     /// Counts publications: 0 is the empty binding that every watch starts
@@ -68,6 +71,10 @@ impl Binding {
 
     pub(crate) fn endpoints(&self) -> &[Arc<Endpoint>] {
         &self.inner.endpoints
+    }
+
+    pub(crate) fn weights(&self) -> Option<&Weights> {
+        self.inner.weights.as_ref()
     }
 
     pub(crate) fn preferred(&self) -> Option<&Arc<Endpoint>> {

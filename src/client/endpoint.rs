@@ -40,6 +40,8 @@ pub(crate) struct Link {
     left: CancellationToken,
     /// Failures in a row, as outcome.rs judges them.
     failures: AtomicU32,
+    /// Attempts out and responses not ended, where they are counted.
+    in_flight: AtomicU32,
     /// True once a call on it has been answered well.
     served: AtomicBool,
     /// When it last answered anything, in milliseconds since `born`.
@@ -60,6 +62,7 @@ impl Link {
             abandoned: CancellationToken::new(),
             left: CancellationToken::new(),
             failures: AtomicU32::new(0),
+            in_flight: AtomicU32::new(0),
             served: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             born: Instant::now(),
@@ -165,6 +168,20 @@ impl Link {
     /// Whether the last `limit` answers and more were failures.
     pub(crate) fn is_failing(&self, limit: u32) -> bool {
         self.failures.load(Ordering::Relaxed) >= limit
+    }
+
+    /// One more attempt, or one fewer.
+    pub(crate) fn begin(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn end(&self) {
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// How many attempts are out on it, where they are counted.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed)
     }
 
     /// When it was found lost.

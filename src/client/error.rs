@@ -121,8 +121,8 @@ fn after(waited: Duration) -> String {
 
 /// A call that failed on our side of the wire.
 ///
-/// A caller of a generated client gets an ordinary [`Status`] (UNAVAILABLE or
-/// DEADLINE_EXCEEDED) whose source is this. A status that came over the wire is
+/// A caller of a generated client gets an ordinary [`Status`] (UNAVAILABLE,
+/// DEADLINE_EXCEEDED or RESOURCE_EXHAUSTED) whose source is this. A status that came over the wire is
 /// passed on as it came and has none. See [`CallError::of`].
 #[derive(Debug)]
 pub struct CallError(Box<Inner>);
@@ -165,6 +165,23 @@ pub enum CallErrorKind {
     NeverSent,
     /// The response had begun when the connection or its stream ended.
     ResponseCut,
+    /// Where [`CallOptions`](super::CallOptions) wanted it to go, nothing is usable.
+    NotAsChosen {
+        /// What was wanted.
+        choice: String,
+        /// Why it cannot be had.
+        reason: String,
+    },
+    /// As many calls are under way, or wait, as may.
+    TooMany {
+        /// The setting that says how many may.
+        setting: &'static str,
+        /// How many that are.
+        limit: usize,
+    },
+    /// The response was still coming when the time was over that
+    /// [`drain_after`](super::ServiceOptions::drain_after) gives to an instance that has left.
+    Drained,
     /// The handle's `ConsulService` has been shut down.
     Closed,
 }
@@ -173,6 +190,7 @@ impl CallError {
     pub(crate) fn new(kind: CallErrorKind, instance: Option<Arc<Instance>>, attempts: u32) -> Self {
         let code = match kind {
             CallErrorKind::DeadlineExceeded => Code::DeadlineExceeded,
+            CallErrorKind::TooMany { .. } => Code::ResourceExhausted,
             _ => Code::Unavailable,
         };
         let status = Status::new(code, describe(&kind, instance.as_deref(), attempts));
@@ -240,6 +258,8 @@ impl CallErrorKind {
     fn may_have_run(&self, attempts: u32) -> bool {
         match self {
             CallErrorKind::NothingUsable { .. }
+            | CallErrorKind::NotAsChosen { .. }
+            | CallErrorKind::TooMany { .. }
             | CallErrorKind::Refused
             | CallErrorKind::NeverSent
             | CallErrorKind::Closed => false,
@@ -248,6 +268,7 @@ impl CallErrorKind {
             | CallErrorKind::StreamReset
             | CallErrorKind::Unresponsive
             | CallErrorKind::AttemptTimedOut
+            | CallErrorKind::Drained
             | CallErrorKind::ResponseCut => true,
         }
     }
@@ -270,6 +291,11 @@ fn describe(kind: &CallErrorKind, instance: Option<&Instance>, attempts: u32) ->
         CallErrorKind::Refused => format!("refused unprocessed in attempt {attempts}{to}"),
         CallErrorKind::NeverSent => format!("never sent in {attempts} attempts, the last{to}"),
         CallErrorKind::ResponseCut => format!("the response to a call{to} was cut in its middle"),
+        CallErrorKind::NotAsChosen { choice, reason } => format!("{choice} is not usable: {reason}"),
+        CallErrorKind::TooMany { setting, limit } => {
+            format!("too many calls at once: {setting} = {limit}")
+        }
+        CallErrorKind::Drained => format!("the response to a call{to} was ended: the instance has left"),
         CallErrorKind::Closed => "the service has been shut down".to_owned(),
     }
 }

@@ -15,6 +15,7 @@
 //! Start at [`ConsulService`], or at [`Services`] for any other [`registry`];
 //! [`GrpcClient::channel`] is what generated clients take.
 
+mod admission;
 mod answer;
 mod attempt;
 mod balance;
@@ -22,6 +23,7 @@ mod binding;
 mod builder;
 mod call;
 mod channel;
+mod choice;
 mod connector;
 mod datacenters;
 mod deadline;
@@ -52,6 +54,8 @@ mod service_config;
 mod services;
 mod socket;
 mod status;
+mod traffic;
+mod weights;
 mod worker;
 
 #[cfg(any(test, feature = "testkit"))]
@@ -62,6 +66,7 @@ pub use self::{
     builder::ConsulServiceBuilder,
     call::Served,
     channel::FailoverChannel,
+    choice::CallOptions,
     datacenters::Fallback,
     error::{BuildError, CallError, CallErrorKind, NotReady, UnknownService, UpdateError},
     event::{EventStream, FailoverEvent, RebindCause},

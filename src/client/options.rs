@@ -8,6 +8,7 @@ use super::{
     hook::{CallFailure, Hook},
     policy::{MethodOptions, Throttling},
     service_config::ServiceConfig,
+    traffic::Traffic,
 };
 use crate::consul::Consistency;
 
@@ -19,8 +20,23 @@ pub enum Policy {
     /// connections ready beside it.
     #[default]
     PickFirst,
-    /// Each call to the next one in turn.
+    /// Each call to the next one in turn, to each as often as its weight
+    /// ([`Instance::weight`](crate::Instance::weight)) wants.
     RoundRobin,
+    /// Each call to the less busy of two, one in turn and one by lot, considered as
+    /// often as their weights want: of instances that differ in speed, the slow ones
+    /// get fewer. A call counts until its response has ended.
+    LeastRequest,
+}
+
+impl Policy {
+    /// Calls are spread over all ready instances.
+    pub(crate) fn spreads(self) -> bool {
+        match self {
+            Self::PickFirst => false,
+            Self::RoundRobin | Self::LeastRequest => true,
+        }
+    }
 }
 
 /// What to find in Consul under one service name, and how to call it.
@@ -61,6 +77,7 @@ pub struct ServiceOptions {
     pub(crate) safe_methods: Vec<String>,
     pub(crate) descriptors: Vec<Vec<u8>>,
     pub(crate) hook: Option<Hook>,
+    pub(crate) traffic: Traffic,
 }
 
 impl ServiceOptions {
@@ -98,6 +115,7 @@ impl ServiceOptions {
             safe_methods: Vec::new(),
             descriptors: Vec::new(),
             hook: None,
+            traffic: Traffic::default(),
         }
     }
 
@@ -271,6 +289,7 @@ impl ServiceOptions {
     }
 
     pub(crate) fn check(&self) -> Result<(), BuildError> {
+        self.check_traffic()?;
         let times = [
             ("connect_timeout", self.connect_timeout),
             ("fail_fast_after", self.fail_fast_after),

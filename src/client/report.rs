@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 
 use tokio::sync::oneshot;
 
-use super::{binding::Binding, endpoint::Endpoint, error::UpdateError};
+use super::{binding::Binding, choice::Aim, endpoint::Endpoint, error::UpdateError};
 
 /// A message to the worker of one service.
 pub(crate) enum Report {
@@ -17,6 +17,9 @@ pub(crate) enum Report {
     Failing { serial: u64 },
     /// A caller found nothing usable.
     Starved,
+    /// A call wants to go there, and found nothing. Answered once something there
+    /// is published, or with why that is of no hope; a `patient` one is told only the former.
+    Wanted { aim: Aim, patient: bool, reply: oneshot::Sender<Result<(), String>> },
     /// A subscriber's own use of the channel of this generation failed.
     BindingFailed { generation: u64 },
     /// `update_grpc_client` was called.

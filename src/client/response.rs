@@ -19,6 +19,7 @@ use tonic::{Code, Status, body::Body};
 
 use super::{
     answer::NoEnd,
+    balance::Chosen,
     call::CallContext,
     details,
     endpoint::Endpoint,
@@ -34,16 +35,21 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A response's body under watch. Every field is `Unpin`.
 pub(crate) struct WatchedBody {
     inner: Body,
-    context: Arc<CallContext>,
     /// `None` once the response has ended: a caller that keeps the rest of it
-    /// must not keep the connection.
-    endpoint: Option<Arc<Endpoint>>,
+    /// must not keep the connection, nor a place among the calls under way.
+    live: Option<Live>,
     attempts: u32,
     deadline: Option<Instant>,
     /// The headers told the status: no trailers need follow.
     has_status: bool,
     // Timer and cancellation are made at the first wait: most bodies are there at once.
     wait: Option<Wait>,
+}
+
+/// What a response that goes on holds on to.
+struct Live {
+    context: Arc<CallContext>,
+    endpoint: Chosen,
 }
 
 type Cause = Arc<dyn std::error::Error + Send + Sync>;
@@ -61,32 +67,35 @@ impl WatchedBody {
         inner: Body,
         has_status: bool,
         context: Arc<CallContext>,
-        endpoint: Arc<Endpoint>,
+        endpoint: Chosen,
         attempts: u32,
         deadline: Option<Instant>,
     ) -> Self {
-        Self { inner, context, endpoint: Some(endpoint), attempts, deadline, has_status, wait: None }
+        let live = Some(Live { context, endpoint });
+        Self { inner, live, attempts, deadline, has_status, wait: None }
     }
 
     /// The response has ended.
-    fn end(&mut self) -> Option<Arc<Endpoint>> {
+    fn end(&mut self) -> Option<Live> {
         // The transport's side of the stream is reset at once, not when the caller drops it.
         self.inner = Body::empty();
         self.wait = None;
-        self.endpoint.take()
+        self.live.take()
     }
 
-    fn trailers(&mut self, endpoint: &Endpoint, trailers: &HeaderMap) {
+    /// The response ends with these.
+    fn trailers(&mut self, trailers: &HeaderMap) {
+        let Some(Live { context, endpoint }) = self.end() else { return };
         let code = trailers.get("grpc-status").map_or(Code::Unknown, |v| Code::from_bytes(v.as_bytes()));
         if outcome::counts_against(code) {
-            endpoint.link().failed(self.context.failures_to_eject());
+            endpoint.link().failed(context.failures_to_eject());
         } else {
             endpoint.link().succeeded();
         }
         if code != Code::Ok
             && let Some(status) = Status::from_header_map(trailers)
         {
-            self.context.failed(Some(endpoint.instance()), self.attempts, &status, false);
+            context.failed(Some(endpoint.instance()), self.attempts, &status, false);
         }
     }
 
@@ -96,12 +105,12 @@ impl WatchedBody {
         kind: CallErrorKind,
         cause: Option<Cause>,
     ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
-        let Some(endpoint) = self.end() else { return Poll::Ready(None) };
+        let Some(Live { context, endpoint }) = self.end() else { return Poll::Ready(None) };
         let mut error = CallError::new(kind, Some(endpoint.instance().clone()), self.attempts);
         if let Some(cause) = cause {
             error = error.caused_by(cause);
         }
-        self.context.failed(Some(endpoint.instance()), self.attempts, error.status(), false);
+        context.failed(Some(endpoint.instance()), self.attempts, error.status(), false);
         Poll::Ready(Some(Err(error)))
     }
 
@@ -149,7 +158,8 @@ impl HttpBody for WatchedBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
-        let Some(endpoint) = self.endpoint.clone() else { return Poll::Ready(None) };
+        let Some(live) = &self.live else { return Poll::Ready(None) };
+        let endpoint = Arc::clone(&live.endpoint);
         // Also where the next frame is there: a slow reader has a deadline too.
         if self.is_late() {
             return self.fail(CallErrorKind::DeadlineExceeded, None);
@@ -158,8 +168,7 @@ impl HttpBody for WatchedBody {
             Poll::Ready(Some(Ok(mut frame))) => {
                 if let Some(trailers) = frame.trailers_mut() {
                     details::drop_malformed(trailers);
-                    self.trailers(&endpoint, trailers);
-                    self.end();
+                    self.trailers(trailers);
                 } else {
                     endpoint.link().heard_now();
                 }
@@ -188,7 +197,7 @@ impl HttpBody for WatchedBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.endpoint.is_none() || (self.inner.is_end_stream() && self.has_status)
+        self.live.is_none() || (self.inner.is_end_stream() && self.has_status)
     }
 
     fn size_hint(&self) -> SizeHint {

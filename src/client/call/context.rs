@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use http::request;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status};
 
@@ -12,12 +13,14 @@ use super::CallShared;
 use crate::{
     Instance,
     client::{
+        admission::UnderWay,
         answer::Answer,
         attempt::Failure,
+        balance::Chosen,
+        choice::{Aim, CallOptions, Unreached},
         deadline::{Deadline, FOR_EVER},
         endpoint::Endpoint,
         error::{CallError, CallErrorKind},
-        hook::CallFailure,
         methods::Method,
         outcome::{self, Proof},
         policy::{HedgeRules, Rules},
@@ -31,12 +34,17 @@ pub(crate) struct CallContext {
     shared: Arc<CallShared>,
     uri: http::Uri,
     method: Method,
+    /// What it wants otherwise than the settings have it.
+    wishes: Option<CallOptions>,
+    _under_way: UnderWay,
 }
 
 impl CallContext {
-    pub(super) fn new(shared: Arc<CallShared>, uri: http::Uri) -> Self {
+    pub(super) fn new(shared: Arc<CallShared>, head: &request::Parts, under_way: UnderWay) -> Self {
+        let uri = head.uri.clone();
         let method = shared.methods.get(uri.path());
-        Self { shared, uri, method }
+        let wishes = head.extensions.get::<CallOptions>().cloned();
+        Self { shared, uri, method, wishes, _under_way: under_way }
     }
 
     pub(super) fn shared(&self) -> &CallShared {
@@ -68,7 +76,23 @@ impl CallContext {
 
     /// How long it waits for usable instances, all waits together.
     pub(super) fn patience(&self) -> Duration {
-        if self.rules().wait_for_ready { FOR_EVER } else { self.shared.options.fail_fast_after }
+        if self.waits() { FOR_EVER } else { self.shared.options.fail_fast_after }
+    }
+
+    /// Until its deadline, if need be.
+    fn waits(&self) -> bool {
+        let said = self.wishes.as_ref().and_then(CallOptions::waits);
+        said.unwrap_or(self.rules().wait_for_ready || self.shared.options.traffic.wait_for_ready)
+    }
+
+    /// Where it wants to go.
+    fn aim(&self) -> Option<&Aim> {
+        self.wishes.as_ref().and_then(CallOptions::aim)
+    }
+
+    /// Its response may be ended when its instance has left.
+    pub(crate) fn drains(&self) -> bool {
+        self.shared.options.traffic.drain_after.is_some()
     }
 
     pub(crate) fn failures_to_eject(&self) -> u32 {
@@ -83,20 +107,7 @@ impl CallContext {
         status: &Status,
         resent: bool,
     ) {
-        tracing::debug!(
-            service = %self.shared.options.name, method = self.uri.path(), attempt, resent,
-            code = ?status.code(), "gRPC call failed"
-        );
-        if let Some(hook) = &self.shared.options.hook {
-            hook(&CallFailure {
-                service: &self.shared.options.name,
-                method: self.uri.path(),
-                instance: instance.map(|i| &**i),
-                attempt,
-                status,
-                resent,
-            });
-        }
+        self.shared.failed(self.uri.path(), instance, attempt, status, resent);
     }
 
     /// Tells the hook of an attempt that came to an error of our own.
@@ -111,8 +122,11 @@ impl CallContext {
     }
 
     /// A usable endpoint at once, one not in `avoid` if there is one.
-    pub(super) fn pick_now(&self, avoid: &[u64]) -> Option<Arc<Endpoint>> {
-        self.shared.picker.pick(&self.shared.binding.borrow(), avoid)
+    pub(super) fn pick_now(&self, avoid: &[u64]) -> Option<Chosen> {
+        match self.aim() {
+            None => self.shared.picker.pick(&self.shared.binding.borrow(), avoid),
+            Some(aim) => aim.find(&self.shared, avoid),
+        }
     }
 
     /// A usable endpoint; waits for one as long as there is `patience`, and takes
@@ -122,36 +136,49 @@ impl CallContext {
         tries: &Tries,
         deadline: &Deadline,
         patience: &mut Duration,
-    ) -> Result<Arc<Endpoint>, CallError> {
+    ) -> Result<Chosen, CallError> {
         if let Some(endpoint) = self.pick_now(&tries.on) {
             return Ok(endpoint);
         }
-        let shared = &*self.shared;
         let started = Instant::now();
         let limit = deadline.at().min(started + *patience);
+        let error = |kind| CallError::new(kind, None, tries.made).after(tries);
+        let waiting = self.shared.admission.wait().map_err(error)?;
+        let found = match self.aim() {
+            Some(aim) => aim.reach(&self.shared, &tries.on, limit, self.waits()).await,
+            None => self.wait(&tries.on, limit).await,
+        };
+        drop(waiting);
+        *patience = patience.saturating_sub(started.elapsed());
+        found.map_err(|why| match why {
+            Unreached::Kind(kind) => error(kind),
+            Unreached::TimedOut => {
+                let reason = self.shared.status.borrow().reason();
+                let reason = reason.unwrap_or_else(|| "the last one was just lost".to_owned());
+                if limit < deadline.at() {
+                    return error(CallErrorKind::NothingUsable { reason });
+                }
+                let late = CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made);
+                late.because(&reason).after(tries)
+            }
+        })
+    }
+
+    async fn wait(&self, avoid: &[u64], limit: Instant) -> Result<Chosen, Unreached> {
+        let shared = &*self.shared;
         if !shared.starving.swap(true, Ordering::AcqRel) {
             let _ = shared.reports.send(Report::Starved);
         }
         let mut binding = shared.binding.clone();
         loop {
-            if let Some(endpoint) = shared.picker.pick(&binding.borrow_and_update(), &tries.on) {
-                *patience = patience.saturating_sub(started.elapsed());
+            if let Some(endpoint) = shared.picker.pick(&binding.borrow_and_update(), avoid) {
                 return Ok(endpoint);
             }
-            let error = match timeout_at(limit, binding.changed()).await {
-                Ok(Ok(())) => continue,
-                Ok(Err(_)) => CallError::new(CallErrorKind::Closed, None, tries.made),
-                Err(_) => {
-                    let reason = shared.status.borrow().reason();
-                    let reason = reason.unwrap_or_else(|| "the last one was just lost".to_owned());
-                    if limit >= deadline.at() {
-                        CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made).because(&reason)
-                    } else {
-                        CallError::new(CallErrorKind::NothingUsable { reason }, None, tries.made)
-                    }
-                }
-            };
-            return Err(error.after(tries));
+            match timeout_at(limit, binding.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Err(Unreached::Kind(CallErrorKind::Closed)),
+                Err(_) => return Err(Unreached::TimedOut),
+            }
         }
     }
 

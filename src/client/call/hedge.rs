@@ -12,7 +12,7 @@ use super::{CallContext, Outgoing, hand_over};
 use crate::client::{
     answer::Answer,
     attempt::{Bounds, Ended, attempt},
-    endpoint::Endpoint,
+    balance::Chosen,
     error::{CallError, CallErrorKind},
     policy::{HedgeRules, Pushback},
     replay::ReplayBody,
@@ -79,7 +79,7 @@ enum Next {
 
 /// An attempt that has ended.
 struct Ran {
-    endpoint: Arc<Endpoint>,
+    endpoint: Chosen,
     attempt: u32,
     ended: Ended,
 }
@@ -87,7 +87,7 @@ struct Ran {
 /// What the caller gets where nothing better comes.
 #[expect(clippy::large_enum_variant, reason = "there is one of it")]
 enum Ending {
-    Answer { answer: Answer, status: Status, endpoint: Arc<Endpoint>, attempt: u32 },
+    Answer { answer: Answer, status: Status, endpoint: Chosen, attempt: u32 },
     Error(CallError),
 }
 
@@ -155,13 +155,13 @@ impl<'a> Hedges<'a> {
     }
 
     /// A connection that no attempt is out on, one not tried yet if there is one.
-    fn free(&self) -> Option<Arc<Endpoint>> {
-        let is_free = |endpoint: &Arc<Endpoint>| !self.out.contains(&endpoint.serial());
+    fn free(&self) -> Option<Chosen> {
+        let is_free = |endpoint: &Chosen| !self.out.contains(&endpoint.serial());
         let pick = |avoid| self.context.pick_now(avoid).filter(is_free);
         pick(&self.tries.on).or_else(|| pick(&self.out))
     }
 
-    fn send(&mut self, next: Next, endpoint: Arc<Endpoint>, now: Instant) {
+    fn send(&mut self, next: Next, endpoint: Chosen, now: Instant) {
         let is_first = self.tries.made == 0;
         match next {
             Next::Owed => self.owed -= 1,
@@ -269,7 +269,7 @@ impl<'a> Hedges<'a> {
         }
     }
 
-    fn win(&mut self, answer: Answer, endpoint: Arc<Endpoint>) -> Response<Body> {
+    fn win(&mut self, answer: Answer, endpoint: Chosen) -> Response<Body> {
         if let Some(earlier) = self.last.take() {
             earlier.tell(self.context, true);
         }

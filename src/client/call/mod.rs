@@ -23,16 +23,18 @@ use tokio::{
     sync::{mpsc, watch},
     time::Instant,
 };
-use tonic::body::Body;
+use tonic::{Status, body::Body};
 
 pub(crate) use self::context::CallContext;
 use super::{
+    admission::Admission,
     answer::Answer,
-    balance::Picker,
+    balance::{Chosen, Picker},
     binding::Binding,
+    choice::Reach,
     deadline::Deadline,
-    endpoint::Endpoint,
     error::CallError,
+    hook::CallFailure,
     methods::Methods,
     options::ServiceOptions,
     outcome,
@@ -63,11 +65,32 @@ pub(crate) struct CallShared {
     pub(crate) methods: Methods,
     pub(crate) picker: Picker,
     pub(crate) retry: Retry,
+    pub(crate) admission: Arc<Admission>,
     pub(crate) binding: watch::Receiver<Binding>,
+    /// What else is connected, for calls that want to go there.
+    pub(crate) reach: watch::Receiver<Reach>,
     pub(crate) status: watch::Receiver<ServiceStatus>,
     pub(crate) reports: mpsc::UnboundedSender<Report>,
     /// The worker has been told that a caller starves, and has not answered yet.
     pub(crate) starving: Arc<AtomicBool>,
+}
+
+impl CallShared {
+    /// Tells the hook of one failed attempt.
+    fn failed(
+        &self,
+        method: &str,
+        instance: Option<&Arc<Instance>>,
+        attempt: u32,
+        status: &Status,
+        resent: bool,
+    ) {
+        let service = &*self.options.name;
+        tracing::debug!(service, method, attempt, resent, code = ?status.code(), "gRPC call failed");
+        if let Some(hook) = &self.options.hook {
+            hook(&CallFailure { service, method, instance: instance.map(|i| &**i), attempt, status, resent });
+        }
+    }
 }
 
 /// What a call's future is: boxed once a call.
@@ -79,7 +102,7 @@ pub(crate) async fn run(
     shared: Arc<CallShared>,
     request: Request<Body>,
 ) -> Result<Response<Body>, CallError> {
-    let (context, mut request, body) = begin(shared, request);
+    let (context, mut request, body) = begin(shared, request)?;
     let limit = context.shared().options.replay_limit;
     let mut body = Some(body);
     let mut body = poll_fn(|cx| {
@@ -97,15 +120,23 @@ pub(crate) async fn run(
 
 /// What is known of the call at once. Not in the future itself, which would keep
 /// a place for each step of it.
-fn begin(shared: Arc<CallShared>, request: Request<Body>) -> (Arc<CallContext>, Outgoing, Body) {
+fn begin(
+    shared: Arc<CallShared>,
+    request: Request<Body>,
+) -> Result<(Arc<CallContext>, Outgoing, Body), CallError> {
     let (head, body) = request.into_parts();
-    let context = Arc::new(CallContext::new(shared, head.uri.clone()));
+    let under_way = shared.admission.begin().map_err(|kind| {
+        let error = CallError::new(kind, None, 0);
+        shared.failed(head.uri.path(), None, 0, error.status(), false);
+        error
+    })?;
+    let context = Arc::new(CallContext::new(shared, &head, under_way));
     context.shared().retry.budget.begun();
     let (now, timeout) = (Instant::now(), context.rules().timeout);
     let deadline = Deadline::of(&head.headers, context.shared().options.default_timeout, now);
     // What the options say of the deadline the caller has not told the server.
     let request = Outgoing { head, deadline: deadline.within(timeout, now), late: timeout.is_some() };
-    (context, request, body)
+    Ok((context, request, body))
 }
 
 /// A request without its body, from which each attempt's is made.
@@ -139,7 +170,7 @@ impl Outgoing {
 fn hand_over(
     answer: Answer,
     context: Arc<CallContext>,
-    endpoint: Arc<Endpoint>,
+    endpoint: Chosen,
     attempts: u32,
     deadline: &Deadline,
 ) -> Response<Body> {

@@ -10,6 +10,7 @@
 mod member;
 mod plan;
 mod tier;
+mod wanted;
 
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ pub(crate) use self::{
     member::Ejection,
     plan::{Dial, Plan},
     tier::Word,
+    wanted::{Outlook, Wanted},
 };
 use self::{
     member::{Link, Member},
@@ -67,13 +69,15 @@ pub(crate) struct Fleet<C> {
     /// The preferred instance.
     bound: Option<Key>,
     attempts: u64,
+    /// What calls want to be connected besides.
+    wanted: Wanted,
 }
 
 impl<C: Clone> Fleet<C> {
     /// A fleet with the own datacenter alone, asked from `now` on.
     pub(crate) fn new(settings: Settings, now: Instant) -> Self {
         let own = Tier { asked_since: Some(now), ..Tier::default() };
-        Self { settings, tiers: vec![own], bound: None, attempts: 0 }
+        Self { settings, tiers: vec![own], bound: None, attempts: 0, wanted: Wanted::default() }
     }
 
     /// The other datacenters have become known, or are others than before: for

@@ -7,8 +7,6 @@ use super::{
     member::Link,
     tier::{HEAD_START, Tier, is_fresh},
 };
-use crate::client::options::Policy;
-
 /// How many attempts may have the field at once in one datacenter. Where a
 /// thousand instances are wanted, the first are ready before the last are begun.
 /// Our choice.
@@ -98,17 +96,22 @@ impl<C: Clone> Fleet<C> {
         let mut behind = false;
         for &tier in order {
             if self.tiers[tier].asked_since.is_some() {
-                let wanted = match (behind, self.settings.policy) {
-                    (true, _) if !self.settings.keep_warm => 0,
-                    (true, _) => 1,
-                    (false, Policy::PickFirst) => self.settings.spares.saturating_add(1),
-                    (false, Policy::RoundRobin) => usize::MAX,
-                };
-                self.dial_up_to(tier, wanted, now, wake, &mut dials);
+                self.dial_up_to(tier, self.quota(tier, behind), now, wake, &mut dials);
             }
             behind |= self.tiers[tier].is_sound();
         }
         dials
+    }
+
+    /// How many connections a datacenter is to have; `behind` another that is usable,
+    /// only what calls want there, or what is kept warm.
+    fn quota(&self, tier: usize, behind: bool) -> usize {
+        let wanted = self.wanted.tiers.contains(&tier);
+        match self.settings.policy {
+            policy if policy.spreads() && (wanted || !behind) => usize::MAX,
+            _ if !behind => self.settings.spares.saturating_add(1),
+            _ => usize::from(wanted || self.settings.keep_warm),
+        }
     }
 
     /// Starts attempts until as many connections are ready or freshly under
@@ -146,7 +149,7 @@ impl<C: Clone> Fleet<C> {
             if dialling >= DIALS_AT_ONCE {
                 break;
             }
-            if enough || !matches!(member.link, Link::Idle) {
+            if (enough && !self.wanted.ids.contains(&id)) || !matches!(member.link, Link::Idle) {
                 continue;
             }
             if let Some(until) = member.rests_until(starving).filter(|&until| until > now) {
@@ -228,7 +231,8 @@ impl<C: Clone> Fleet<C> {
         let mut need = true;
         for &tier in order {
             let asked = self.tiers[tier].asked_since.is_some();
-            ask[tier] |= tier == 0 || bound == Some(tier) || (need && (asked || !replaced));
+            let wanted = self.wanted.tiers.contains(&tier);
+            ask[tier] |= wanted || tier == 0 || bound == Some(tier) || (need && (asked || !replaced));
             need &= !self.tiers[tier].is_sound();
         }
         ask
@@ -267,12 +271,7 @@ impl<C: Clone> Fleet<C> {
         let mut surplus = Vec::new();
         let mut behind = false;
         for &tier in order {
-            let keep = match (behind, self.settings.policy) {
-                (true, _) if self.settings.keep_warm => 1,
-                (true, _) => 0,
-                (false, Policy::PickFirst) => self.settings.spares.saturating_add(1),
-                (false, Policy::RoundRobin) => usize::MAX,
-            };
+            let keep = self.quota(tier, behind);
             let mut ready: Vec<_> = self.tiers[tier]
                 .members
                 .iter()
@@ -281,7 +280,8 @@ impl<C: Clone> Fleet<C> {
                 .collect();
             let preferred = self.bound.as_ref().filter(|b| b.tier == tier).map(|b| &b.id);
             ready.sort_by_key(|(id, rank)| (Some(*id) != preferred, *rank));
-            surplus.extend(ready.into_iter().skip(keep).map(|(id, _)| Key { tier, id: id.clone() }));
+            let surplus_ids = ready.into_iter().skip(keep).filter(|(id, _)| !self.wanted.ids.contains(id));
+            surplus.extend(surplus_ids.map(|(id, _)| Key { tier, id: id.clone() }));
             behind |= tier == bound;
         }
         surplus.iter().filter_map(|key| self.disconnect(key)).collect()
@@ -300,7 +300,7 @@ impl<C: Clone> Fleet<C> {
         let preferred = self.bound.as_ref().map(|b| &b.id);
         ready.sort_by_key(|(id, rank, _)| (Some(*id) != preferred, *rank));
         let passing = ready.iter().filter(|(_, (warns, _), _)| !warns).count();
-        if self.settings.policy == Policy::RoundRobin && passing > 0 {
+        if self.settings.policy.spreads() && passing > 0 {
             // The preferred one passes then, so these come first.
             ready.truncate(passing);
         }

@@ -134,6 +134,11 @@ impl<C> Tier<C> {
             && self.asked_since.is_some_and(|since| is_fresh(since, now))
     }
 
+    /// Nothing has been heard of it yet, and something may be.
+    pub(crate) fn is_unheard(&self) -> bool {
+        !self.word.answered && !self.word.failing
+    }
+
     /// Members in the client's order.
     pub(crate) fn ranked(&self) -> Vec<&InstanceId> {
         let mut members: Vec<_> = self.members.iter().collect();

@@ -23,6 +23,7 @@ use tracing::Instrument;
 
 pub use self::builder::ServicesBuilder;
 use super::{
+    admission::Admission,
     balance::Picker,
     binding::Binding,
     call::CallShared,
@@ -201,13 +202,16 @@ impl Services {
         let (binding_tx, binding) = watch::channel(Binding::default());
         let (status_tx, status) = watch::channel(ServiceStatus::at_start(service.clone()));
         let events = event::channel();
+        let (reach_tx, reach) = watch::channel(Vec::new());
         let starving = Arc::new(AtomicBool::new(false));
         let shared = Arc::new(CallShared {
             options: options.clone(),
             methods: slot.methods.clone(),
-            picker: Picker::new(options.policy),
+            picker: Picker::new(options.policy, HasherRng::new().next_u64()),
+            admission: Admission::new(&options.traffic),
             retry: Retry::new(options.budget()),
             binding,
+            reach,
             status,
             reports: reporter.clone(),
             starving: starving.clone(),
@@ -230,6 +234,7 @@ impl Services {
             options,
             reporter,
             reports,
+            reach: reach_tx,
             starving,
         };
         let worker = async move { Worker::new(ends).run(closed).await };

@@ -12,6 +12,7 @@ mod probes;
 mod publisher;
 mod sources;
 mod updates;
+mod wants;
 
 use std::{
     sync::{
@@ -22,7 +23,7 @@ use std::{
 };
 
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     task::JoinSet,
     time::{Instant, sleep_until},
 };
@@ -33,12 +34,14 @@ use self::{
     probes::Probes,
     sources::{Loss, News, trouble},
     updates::LookUps,
+    wants::Wants,
 };
 pub(crate) use self::{
     publisher::Publisher,
     sources::{Others, Sources},
 };
 use super::{
+    choice::Reach,
     connector::{ConnectError, Connector},
     endpoint::{Endpoint, Link},
     event::{FailoverEvent, RebindCause},
@@ -76,6 +79,7 @@ pub(crate) struct Worker {
     next_serial: u64,
     rng: HasherRng,
     look_ups: LookUps,
+    wants: Wants,
 }
 
 pub(crate) struct Parts {
@@ -86,6 +90,7 @@ pub(crate) struct Parts {
     pub(crate) publisher: Publisher,
     pub(crate) reporter: mpsc::UnboundedSender<Report>,
     pub(crate) reports: mpsc::UnboundedReceiver<Report>,
+    pub(crate) reach: watch::Sender<Reach>,
     pub(crate) starving: Arc<AtomicBool>,
 }
 
@@ -107,6 +112,7 @@ impl Worker {
             next_serial: 0,
             rng: HasherRng::new(),
             look_ups: LookUps::default(),
+            wants: Wants::new(parts.reach),
         }
     }
 
@@ -154,12 +160,13 @@ impl Worker {
     fn step(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let doubts = self.settle_doubts(now);
+        let wants = self.take_up_wants(now);
         self.fleet.describe(|endpoint, instance| {
             let stays = Arc::ptr_eq(endpoint.instance(), instance);
             (!stays).then(|| Arc::new(endpoint.described(instance.clone())))
         });
         let mut plan = self.fleet.plan(now);
-        let mut wake = [plan.wake, doubts].into_iter().flatten().min();
+        let mut wake = [plan.wake, doubts, wants].into_iter().flatten().min();
         let mut at = |moment: Option<Instant>| wake = [wake, moment].into_iter().flatten().min();
         for dial in std::mem::take(&mut plan.dial) {
             self.dial(dial);
@@ -179,9 +186,10 @@ impl Worker {
         }
         // Where calls are away already, a list in another order must not move them.
         let away = self.fleet.bound_tier().is_some_and(|tier| tier > 0);
-        if plan.need_others && !away {
+        if (plan.need_others && !away) || self.wants_unknown_datacenter() {
             at(self.sources.want_list(now));
         }
+        self.answer_wants(now);
         at(self.look_up_if_due(now));
         self.answer_updates(now);
         at(self.updates_due().filter(|&due| due > now));
@@ -260,6 +268,7 @@ impl Worker {
             Report::Suspect { endpoint } => self.probe(endpoint, now),
             Report::Failing { serial } => self.on_failing(serial),
             Report::Starved => self.look_ups.starved = true,
+            Report::Wanted { aim, patient, reply } => self.wants.hear(aim, patient, reply, now),
             Report::BindingFailed { generation } => {
                 let current = self.publisher.current();
                 if generation == current.generation() {

@@ -124,6 +124,16 @@ impl Sources {
         !matches!(self.others, Others::None)
     }
 
+    /// The place of a datacenter that is known by this name.
+    pub(crate) fn place(&self, name: &str) -> Option<usize> {
+        self.list.iter().position(|source| source.name == name)
+    }
+
+    /// Others are told by the agent, who has not told them yet.
+    pub(crate) fn awaits_list(&self) -> bool {
+        matches!(self.others, Others::Agent { .. }) && self.listed_at.is_none()
+    }
+
     pub(crate) fn get(&self, tier: usize) -> &Source {
         &self.list[tier]
     }

@@ -1,0 +1,108 @@
+//! How many calls there may be: one counter for those under way, one for those
+//! that wait for an instance.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use super::{error::CallErrorKind, traffic::Traffic};
+
+/// The bounds of one service. Every clone of a channel shares them.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    in_flight: Bound,
+    waiting: Bound,
+}
+
+#[derive(Debug)]
+struct Bound {
+    setting: &'static str,
+    limit: usize,
+    taken: AtomicUsize,
+}
+
+/// A call under way: until this is dropped.
+#[derive(Debug)]
+pub(crate) struct UnderWay(Arc<Admission>);
+
+/// A call that waits: until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Waiting<'a>(&'a Bound);
+
+// === impl Admission ===
+
+impl Admission {
+    pub(crate) fn new(traffic: &Traffic) -> Arc<Self> {
+        let bound = |setting, limit| Bound { setting, limit, taken: AtomicUsize::new(0) };
+        Arc::new(Self {
+            in_flight: bound("max_in_flight", traffic.max_in_flight),
+            waiting: bound("max_waiting", traffic.max_waiting),
+        })
+    }
+
+    /// A call begins.
+    ///
+    /// # Errors
+    /// As many are under way as may be.
+    pub(crate) fn begin(self: &Arc<Self>) -> Result<UnderWay, CallErrorKind> {
+        self.in_flight.take()?;
+        Ok(UnderWay(Arc::clone(self)))
+    }
+
+    /// A call begins to wait for an instance.
+    ///
+    /// # Errors
+    /// As many wait as may.
+    pub(crate) fn wait(&self) -> Result<Waiting<'_>, CallErrorKind> {
+        self.waiting.take()?;
+        Ok(Waiting(&self.waiting))
+    }
+}
+
+// === impl Bound ===
+
+impl Bound {
+    fn take(&self) -> Result<(), CallErrorKind> {
+        // Counted first and looked at then: of many at once none more than the limit get in.
+        if self.taken.fetch_add(1, Ordering::Relaxed) >= self.limit {
+            self.taken.fetch_sub(1, Ordering::Relaxed);
+            return Err(CallErrorKind::TooMany { setting: self.setting, limit: self.limit });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.in_flight.taken.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_is_given_back_is_taken_again_and_no_more_than_there_are() {
+        let traffic = Traffic { max_in_flight: 2, max_waiting: 0, ..Traffic::default() };
+        let admission = Admission::new(&traffic);
+        let first = admission.begin().unwrap();
+        let _second = admission.begin().unwrap();
+        let refused = admission.begin().unwrap_err();
+        assert_eq!(refused, CallErrorKind::TooMany { setting: "max_in_flight", limit: 2 });
+        drop(first);
+        let _third = admission.begin().unwrap();
+        assert!(admission.begin().is_err());
+        assert_eq!(
+            admission.wait().unwrap_err(),
+            CallErrorKind::TooMany { setting: "max_waiting", limit: 0 }
+        );
+    }
+}

@@ -1,0 +1,121 @@
+//! Calls that want to go to one instance, or to another datacenter than the one in
+//! use: what they want is connected, published, and kept for a while.
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::{
+    sync::{oneshot, watch},
+    time::Instant,
+};
+
+use super::Worker;
+use crate::client::{
+    binding::Binding,
+    choice::{Aim, Reach},
+    fleet::{Outlook, Wanted},
+};
+
+/// How long what was wanted stays connected after it was last used. Our choice.
+const KEPT_FOR: Duration = Duration::from_secs(60);
+
+type Reply = oneshot::Sender<Result<(), String>>;
+
+/// What is wanted, and by whom.
+pub(super) struct Wants {
+    /// Until when each is kept.
+    kept: HashMap<Aim, Instant>,
+    waiting: Vec<Waiting>,
+    reach: watch::Sender<Reach>,
+}
+
+struct Waiting {
+    aim: Aim,
+    patient: bool,
+    reply: Reply,
+}
+
+impl Wants {
+    pub(super) fn new(reach: watch::Sender<Reach>) -> Self {
+        Self { kept: HashMap::new(), waiting: Vec::new(), reach }
+    }
+
+    pub(super) fn hear(&mut self, aim: Aim, patient: bool, reply: Reply, now: Instant) {
+        self.kept.insert(aim.clone(), now + KEPT_FOR);
+        self.waiting.push(Waiting { aim, patient, reply });
+    }
+}
+
+impl Worker {
+    /// Tells the fleet what is wanted. Returns when that changes by itself.
+    pub(super) fn take_up_wants(&mut self, now: Instant) -> Option<Instant> {
+        if self.wants.kept.is_empty() {
+            return None;
+        }
+        self.wants.waiting.retain(|waiting| !waiting.reply.is_closed());
+        let Wants { kept, waiting, reach } = &mut self.wants;
+        let used = |aim: &Aim| {
+            let reach = reach.borrow();
+            let mut endpoints =
+                reach.iter().flat_map(|(name, it)| it.endpoints().iter().map(move |e| (name, e)));
+            endpoints.any(|(name, endpoint)| {
+                aim.datacenter.as_ref().is_none_or(|it| it == name)
+                    && aim.instance.as_ref().is_none_or(|it| *it == endpoint.instance().id)
+                    && now.checked_sub(KEPT_FOR / 2).is_some_and(|since| endpoint.link().heard_since(since))
+            })
+        };
+        kept.retain(|aim, until| {
+            if *until <= now && (used(aim) || waiting.iter().any(|it| it.aim == *aim)) {
+                *until = now + KEPT_FOR;
+            }
+            *until > now
+        });
+        let tiers = kept.keys().filter_map(|aim| self.sources.place(aim.datacenter.as_deref()?));
+        let ids = kept.keys().filter_map(|aim| aim.instance.clone());
+        self.fleet.want(Wanted { tiers: tiers.collect(), ids: ids.collect() });
+        kept.values().min().copied()
+    }
+
+    /// A datacenter is wanted that is not known, and may become so.
+    pub(super) fn wants_unknown_datacenter(&self) -> bool {
+        let unknown = |aim: &Aim| aim.datacenter.as_ref().is_some_and(|it| self.sources.place(it).is_none());
+        self.wants.waiting.iter().any(|waiting| unknown(&waiting.aim))
+    }
+
+    /// Publishes what there is, and says so to those who wait for it.
+    pub(super) fn answer_wants(&mut self, now: Instant) {
+        if self.wants.kept.is_empty() && self.wants.reach.borrow().is_empty() {
+            return;
+        }
+        let reach = if self.wants.kept.is_empty() { Vec::new() } else { self.fleet.reach() };
+        let named = |(place, endpoints)| (self.sources.get(place).name.clone(), Binding::new(0, endpoints));
+        self.wants.reach.send_replace(reach.into_iter().map(named).collect());
+        for waiting in std::mem::take(&mut self.wants.waiting) {
+            match self.outlook(&waiting.aim, now) {
+                // A caller that has gone needs no answer.
+                Outlook::Ready => drop(waiting.reply.send(Ok(()))),
+                Outlook::Bleak(reason) if !waiting.patient => drop(waiting.reply.send(Err(reason))),
+                Outlook::Open | Outlook::Bleak(_) => self.wants.waiting.push(waiting),
+            }
+        }
+    }
+
+    fn outlook(&self, aim: &Aim, now: Instant) -> Outlook {
+        let tier = match &aim.datacenter {
+            None => None,
+            Some(name) => match self.sources.place(name) {
+                Some(tier) => Some(tier),
+                None if self.sources.awaits_list() => return Outlook::Open,
+                None => {
+                    let known = (0..self.sources.len()).map(|tier| self.sources.get(tier).name.as_str());
+                    let known = known.collect::<Vec<_>>().join(", ");
+                    return Outlook::Bleak(format!("the known datacenters are {known}"));
+                }
+            },
+        };
+        match (&aim.instance, tier) {
+            (Some(id), tier) => self.fleet.outlook_of(id, tier, now),
+            (None, Some(tier)) => self.fleet.outlook_in(tier, now),
+            (None, None) => Outlook::Ready,
+        }
+    }
+}
