@@ -38,6 +38,8 @@ pub(crate) struct Link {
     /// Cancelled when the instance answers, but on another connection: safe calls
     /// still waiting on this one go there, the others and streams stay.
     left: CancellationToken,
+    /// Cancelled when responses still coming are to end: the instance left long ago.
+    drained: CancellationToken,
     /// Failures in a row, as outcome.rs judges them.
     failures: AtomicU32,
     /// Attempts out and responses not ended, where they are counted.
@@ -61,6 +63,7 @@ impl Link {
             suspect: AtomicBool::new(false),
             abandoned: CancellationToken::new(),
             left: CancellationToken::new(),
+            drained: CancellationToken::new(),
             failures: AtomicU32::new(0),
             in_flight: AtomicU32::new(0),
             served: AtomicBool::new(false),
@@ -110,6 +113,15 @@ impl Link {
 
     pub(crate) fn abandoned(&self) -> &CancellationToken {
         &self.abandoned
+    }
+
+    /// Ends the responses that are still coming.
+    pub(crate) fn drain(&self) {
+        self.drained.cancel();
+    }
+
+    pub(crate) fn drained(&self) -> &CancellationToken {
+        &self.drained
     }
 
     /// The probe was answered.

@@ -52,6 +52,30 @@ pub enum FailoverEvent {
         /// The instance.
         instance: Arc<Instance>,
     },
+    /// An instance has left the registry, and streams on it are ended in a while:
+    /// time to open them anew. Only where [`drain_after`](super::ServiceOptions::drain_after) is set.
+    Draining {
+        /// The service.
+        service: Arc<str>,
+        /// The instance.
+        instance: Arc<Instance>,
+        /// When they end, unless it is listed again by then.
+        ends_in: Duration,
+    },
+    /// An instance says that it is not serving: it gets no new calls while another does.
+    NotServing {
+        /// The service.
+        service: Arc<str>,
+        /// The instance.
+        instance: Arc<Instance>,
+    },
+    /// It says that it is serving again.
+    ServingAgain {
+        /// The service.
+        service: Arc<str>,
+        /// The instance.
+        instance: Arc<Instance>,
+    },
     /// Calls went over to a less preferred datacenter.
     FellBack {
         /// The service.
@@ -144,8 +168,10 @@ pub enum RebindCause {
     GoingAway,
     /// The one before fell silent and did not answer a probe.
     Unresponsive,
-    /// The one before answered UNAVAILABLE too often.
+    /// The one before answered UNAVAILABLE, or not in time, too often.
     Failing,
+    /// The one before says that it is not serving.
+    NotServing,
     /// The one before is no longer registered as healthy.
     LeftRegistry,
     /// A more preferred datacenter is usable again.
@@ -159,7 +185,8 @@ impl fmt::Display for RebindCause {
             Self::ConnectionLost => "connection lost",
             Self::GoingAway => "server is going away",
             Self::Unresponsive => "fell silent",
-            Self::Failing => "answered UNAVAILABLE too often",
+            Self::Failing => "answered UNAVAILABLE, or not in time, too often",
+            Self::NotServing => "says that it is not serving",
             Self::LeftRegistry => "left the registry",
             Self::FailedBack => "preferred datacenter is back",
         })
@@ -179,6 +206,11 @@ impl fmt::Display for FailoverEvent {
                 write!(f, "ejected {instance} ({cause}), next try in {:.1} s", retry_in.as_secs_f64())
             }
             Self::Readmitted { instance, .. } => write!(f, "{instance} answers again"),
+            Self::Draining { instance, ends_in, .. } => {
+                write!(f, "{instance} has left; its streams end in {:.1} s", ends_in.as_secs_f64())
+            }
+            Self::NotServing { instance, .. } => write!(f, "{instance} says that it is not serving"),
+            Self::ServingAgain { instance, .. } => write!(f, "{instance} says that it is serving again"),
             Self::FellBack { from, to, .. } => write!(f, "fell back from {from} to {to}"),
             Self::FailedBack { from, to, .. } => write!(f, "failed back from {from} to {to}"),
             Self::Unusable { reason, .. } => write!(f, "nothing usable: {reason}"),

@@ -57,6 +57,8 @@ type Cause = Arc<dyn std::error::Error + Send + Sync>;
 /// What a wait for the next frame listens to besides.
 struct Wait {
     abandoned: Pin<Box<WaitForCancellationFutureOwned>>,
+    /// Where streams are ended on instances that have left.
+    drained: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     timer: Pin<Box<Sleep>>,
     /// Since when it has been listened for a word of the instance.
     since: Instant,
@@ -114,6 +116,12 @@ impl WatchedBody {
         Poll::Ready(Some(Err(error)))
     }
 
+    fn is_drained(&self) -> bool {
+        self.live
+            .as_ref()
+            .is_some_and(|live| live.context.drains() && live.endpoint.link().drained().is_cancelled())
+    }
+
     fn is_late(&self) -> bool {
         self.deadline.is_some_and(|at| at <= Instant::now())
     }
@@ -122,16 +130,22 @@ impl WatchedBody {
     fn poll_bounds(&mut self, endpoint: &Arc<Endpoint>, cx: &mut Context<'_>) -> Poll<CallErrorKind> {
         let deadline = self.deadline;
         let wake = |now: Instant| deadline.map_or(now + PATIENCE, |at| at.min(now + PATIENCE));
+        let drains = self.live.as_ref().is_some_and(|live| live.context.drains());
         let wait = self.wait.get_or_insert_with(|| {
             let since = Instant::now();
+            let drained = || Box::pin(endpoint.link().drained().clone().cancelled_owned());
             Wait {
                 abandoned: Box::pin(endpoint.link().abandoned().clone().cancelled_owned()),
+                drained: drains.then(drained),
                 timer: Box::pin(sleep_until(wake(since))),
                 since,
             }
         });
         if wait.abandoned.as_mut().poll(cx).is_ready() {
             return Poll::Ready(CallErrorKind::ResponseCut);
+        }
+        if wait.drained.as_mut().is_some_and(|drained| drained.as_mut().poll(cx).is_ready()) {
+            return Poll::Ready(CallErrorKind::Drained);
         }
         loop {
             ready!(wait.timer.as_mut().poll(cx));
@@ -163,6 +177,9 @@ impl HttpBody for WatchedBody {
         // Also where the next frame is there: a slow reader has a deadline too.
         if self.is_late() {
             return self.fail(CallErrorKind::DeadlineExceeded, None);
+        }
+        if self.is_drained() {
+            return self.fail(CallErrorKind::Drained, None);
         }
         match Pin::new(&mut self.inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(mut frame))) => {

@@ -45,6 +45,8 @@ pub struct DatacenterStatus {
     /// Instances that are on the list no longer and are still connected: the last
     /// resort, as none of those that are listed is ready.
     pub unlisted: usize,
+    /// Of the ready ones, those that say that they are not serving, where that is watched.
+    pub not_serving: usize,
     /// What went wrong with the last of the ejected ones.
     pub last_failure: Option<String>,
     /// Since when the list has been empty, where it held instances before: they
@@ -128,6 +130,10 @@ impl fmt::Display for ServiceStatus {
         write!(f, "{bound} ready, {known} known")?;
         if ejected > 0 {
             write!(f, ", {ejected} ejected")?;
+        }
+        let not_serving: usize = self.datacenters.iter().map(|d| d.not_serving).sum();
+        if not_serving > 0 {
+            write!(f, ", {not_serving} not serving")?;
         }
         for datacenter in &self.datacenters {
             if let Some(since) = datacenter.stale_since {

@@ -69,8 +69,9 @@ impl ServiceOptions {
     /// A17), one stream a connection: what says that `service` is not serving gets
     /// no new calls, before the registry knows, and gets them again when it says that
     /// it is. `""` stands for the server as a whole. Servers without the health
-    /// service count as serving. A stream that breaks is begun again after 1 s, and
-    /// then ever later up to 120 s (gRPC's connection back-off); until then the last word holds.
+    /// service count as serving. A stream that breaks is begun again after 1 s, and, where it
+    /// brings no word, ever later up to 120 s (gRPC's connection back-off); until then the
+    /// last word holds.
     ///
     /// Where none says that it is serving, all stay in use (gRFC A17 would fail the
     /// calls): the server itself knows best what it can still answer. Default: off.

@@ -5,8 +5,12 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod healthy;
 mod stage;
 
 mod bounds;
 mod choices;
+mod drains;
+mod health;
+mod panics;
 mod shares;

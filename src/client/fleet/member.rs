@@ -21,6 +21,10 @@ const LONGEST_REST_WHILE_STARVING: Duration = Duration::from_millis(500);
 const GROWTH: f64 = 1.6;
 const JITTER: f64 = 0.2;
 
+/// For each such time in use, one of the times that it was ejected from use is
+/// forgiven: the interval of gRFC A50, whose ejection time shrinks in the same way.
+const FORGIVEN_AFTER: Duration = Duration::from_secs(10);
+
 /// For how long a failed instance is left alone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ejection {
@@ -46,6 +50,15 @@ pub(crate) enum Link<C> {
     Ready { conn: C, since: Instant },
 }
 
+/// What an instance says of itself, where that is watched; the better the lower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Health {
+    Serving,
+    /// It has not said yet.
+    Unknown,
+    NotServing,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Rest {
     since: Instant,
@@ -60,6 +73,10 @@ pub(crate) struct Member<C> {
     pub(crate) rank: (bool, u64),
     pub(crate) link: Link<C>,
     failures: u32,
+    /// How often it was ejected from use, unless forgiven. A probe's answer does not
+    /// end this row as it ends that of failures to connect: what answers probes well
+    /// and calls badly must not be back ever so soon.
+    ejections: u32,
     short_lives: u32,
     ejected: Option<Rest>,
     last_failure: Option<String>,
@@ -68,6 +85,7 @@ pub(crate) struct Member<C> {
     /// Connected, and on the registry's list no longer: the last resort until one that
     /// is listed is ready.
     pub(crate) unlisted: bool,
+    pub(crate) health: Health,
 }
 
 impl<C> Member<C> {
@@ -77,11 +95,13 @@ impl<C> Member<C> {
             rank,
             link: Link::Idle,
             failures: 0,
+            ejections: 0,
             short_lives: 0,
             ejected: None,
             last_failure: None,
             doubted: false,
             unlisted: false,
+            health: Health::Serving,
         }
     }
 
@@ -94,9 +114,19 @@ impl<C> Member<C> {
         self.is_ready() && !self.unlisted
     }
 
+    /// The same, and may be serving for all that is known.
+    pub(crate) fn serves(&self) -> bool {
+        self.is_ready_by_list() && self.health != Health::NotServing
+    }
+
     /// The same, and not in doubt.
     pub(crate) fn is_sound(&self) -> bool {
-        self.is_ready_by_list() && !self.doubted
+        self.serves() && !self.doubted
+    }
+
+    /// How good it is for calls; the better the lower.
+    pub(crate) fn grade(&self) -> (Health, bool, bool) {
+        (self.health, self.doubted, self.instance.warning)
     }
 
     pub(crate) fn is_ejected(&self, now: Instant) -> bool {
@@ -120,9 +150,10 @@ impl<C> Member<C> {
     }
 
     /// A connection has answered. True where that ends an ejection.
-    pub(crate) fn ready(&mut self, conn: C, now: Instant) -> bool {
+    pub(crate) fn ready(&mut self, conn: C, health: Health, now: Instant) -> bool {
         self.link = Link::Ready { conn, since: now };
         self.doubted = false;
+        self.health = health;
         self.ejected = None;
         self.last_failure = None;
         std::mem::take(&mut self.failures) > 0
@@ -131,7 +162,14 @@ impl<C> Member<C> {
     /// It failed: left alone for a while. Returns for how long.
     pub(crate) fn eject(&mut self, cause: String, times: Ejection, random: f64, now: Instant) -> Duration {
         self.failures = self.failures.saturating_add(1);
-        let rest = times.after(self.failures, random);
+        let mut row = self.failures;
+        if let Link::Ready { since, .. } = self.link {
+            let forgiven = (now - since).as_secs() / FORGIVEN_AFTER.as_secs();
+            let forgiven = u32::try_from(forgiven).unwrap_or(u32::MAX);
+            self.ejections = self.ejections.saturating_sub(forgiven).saturating_add(1);
+            row = row.max(self.ejections);
+        }
+        let rest = times.after(row, random);
         self.ejected = Some(Rest { since: now, until: now + rest });
         self.last_failure = Some(cause);
         self.link = Link::Idle;
@@ -151,6 +189,7 @@ impl<C> Member<C> {
     /// The registry says that it has come back: what was before counts no more.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;
+        self.ejections = 0;
         self.short_lives = 0;
         self.ejected = None;
         self.last_failure = None;
@@ -173,12 +212,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn what_answers_probes_well_and_calls_badly_rests_longer_each_time_until_it_has_been_good() {
+        let mut member = Member::new(Arc::new(Instance::new("a", "127.0.0.1", 1, "dc1")), (false, 0));
+        let mut rests = Vec::new();
+        for in_use in [1, 1, 1, 25, 100] {
+            assert_eq!(member.ready(0, Health::Serving, Instant::now()), !rests.is_empty());
+            tokio::time::advance(Duration::from_secs(in_use)).await;
+            rests.push(member.eject("unavailable".into(), TIMES, 0.5, Instant::now()).as_millis());
+        }
+        assert_eq!(rests, [500, 800, 1280, 800, 500], "25 s forgive two of three");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn three_short_lives_in_a_row_end_the_right_to_an_immediate_redial() {
         let mut member = Member::new(Arc::new(Instance::new("a", "127.0.0.1", 1, "dc1")), (false, 0));
         let mut redialled = Vec::new();
         let short = (100, false);
         for (life, served) in [short, short, (5000, false), short, short, (100, true), short, short, short] {
-            member.ready(0, Instant::now());
+            member.ready(0, Health::Serving, Instant::now());
             tokio::time::advance(Duration::from_millis(life)).await;
             redialled.push(member.lost(served, Instant::now()));
         }

@@ -9,6 +9,7 @@
 
 mod member;
 mod plan;
+mod quality;
 mod tier;
 mod wanted;
 
@@ -24,7 +25,7 @@ use std::{
 use tokio::time::Instant;
 
 pub(crate) use self::{
-    member::Ejection,
+    member::{Ejection, Health},
     plan::{Dial, Plan},
     tier::Word,
     wanted::{Outlook, Wanted},
@@ -56,6 +57,11 @@ pub(crate) struct Settings {
     pub(crate) demote_after: Duration,
     /// Keep one connection to each other datacenter ready.
     pub(crate) keep_warm: bool,
+    /// The share of the known instances that must be left, in percent, for one that
+    /// answers badly to be ejected.
+    pub(crate) panic_threshold: u8,
+    /// Instances say themselves whether they serve.
+    pub(crate) watches_health: bool,
     /// The client's own order among equals.
     pub(crate) seed: u64,
 }
@@ -127,8 +133,9 @@ impl<C: Clone> Fleet<C> {
     /// A connection has answered. Returns the connection itself where nobody
     /// waits for it any more, else whether it ends an ejection.
     pub(crate) fn connected(&mut self, key: &Key, attempt: u64, conn: C, now: Instant) -> Result<bool, C> {
+        let health = if self.settings.watches_health { Health::Unknown } else { Health::Serving };
         match self.dialling(key, attempt) {
-            Some(member) => Ok(member.ready(conn, now)),
+            Some(member) => Ok(member.ready(conn, health, now)),
             None => Err(conn),
         }
     }
@@ -188,24 +195,6 @@ impl<C: Clone> Fleet<C> {
         let member = self.find(is_it)?;
         let rest = member.eject(cause, times, random, now);
         Some((Arc::clone(&member.instance), rest))
-    }
-
-    /// The connection that `is_it` knows serves badly and there is nothing better:
-    /// it stays in use, and others are looked for.
-    pub(crate) fn doubt(&mut self, is_it: impl Fn(&C) -> bool, doubted: bool) {
-        if let Some(member) = self.find(is_it) {
-            member.doubted = doubted;
-        }
-    }
-
-    /// The connections in doubt.
-    pub(crate) fn doubted(&self) -> Vec<C> {
-        self.ready(|member| member.doubted)
-    }
-
-    /// Whether another than the one that `is_it` knows is ready, in any datacenter.
-    pub(crate) fn has_ready_beside(&self, is_it: impl Fn(&C) -> bool) -> bool {
-        self.ready(|member| !member.doubted).iter().any(|conn| !is_it(conn))
     }
 
     fn ready(&self, wanted: impl Fn(&Member<C>) -> bool) -> Vec<C> {
@@ -275,6 +264,16 @@ impl<C: Clone> Fleet<C> {
             .map_or(0, |tier| tier.members.values().filter(|m| m.is_ready()).count())
     }
 
+    /// Whether the registry lists it, or did when it last listed any.
+    pub(crate) fn lists(&self, id: &InstanceId) -> bool {
+        self.tiers.iter().any(|tier| tier.members.get(id).is_some_and(|member| !member.unlisted))
+    }
+
+    /// Everything that is connected.
+    pub(crate) fn connections(&self) -> Vec<C> {
+        self.ready(|_| true)
+    }
+
     /// Nothing is connected that any registry lists.
     fn is_starving(&self) -> bool {
         !self.tiers.iter().any(Tier::has_ready)
@@ -296,6 +295,7 @@ impl<C: Clone> Fleet<C> {
             ready: members().filter(|m| m.is_ready()).count(),
             ejected: members().filter(|m| m.is_ejected(now)).count(),
             unlisted: data.members.len() - members().count(),
+            not_serving: members().filter(|m| m.is_ready() && !m.serves()).count(),
             last_failure: members().find_map(|m| m.last_failure().map(str::to_owned)),
             empty_since: data.word.empty_since,
             demoted: self.is_demoted(tier, now),

@@ -4,9 +4,10 @@ use tokio::time::Instant;
 
 use super::{
     Fleet, Key,
-    member::Link,
+    member::{Health, Link, Member},
     tier::{HEAD_START, Tier, is_fresh},
 };
+use crate::InstanceId;
 /// How many attempts may have the field at once in one datacenter. Where a
 /// thousand instances are wanted, the first are ready before the last are begun.
 /// Our choice.
@@ -132,7 +133,7 @@ impl<C: Clone> Fleet<C> {
         let (mut under_way, mut passing, mut dialling) = (0, 0, 0);
         for member in members.values().filter(|member| !member.unlisted) {
             let counts = match member.link {
-                Link::Ready { .. } => true,
+                Link::Ready { .. } => member.serves(),
                 Link::Dialling { since, .. } if is_fresh(since, now) => {
                     wake.at(since + HEAD_START);
                     dialling += 1;
@@ -170,7 +171,7 @@ impl<C: Clone> Fleet<C> {
         for tier in &mut self.tiers {
             // The status counts who is ejected: it changes when a rest ends.
             tier.members.values().filter_map(|m| m.rests_until(false)).for_each(|until| wake.at(until));
-            if tier.has_ready() {
+            if tier.serves() {
                 tier.usable_since.get_or_insert(now);
                 continue;
             }
@@ -186,10 +187,9 @@ impl<C: Clone> Fleet<C> {
     /// lists no longer comes behind all others.
     fn choose(&mut self, order: &[usize], now: Instant, wake: &mut Wake) -> Option<usize> {
         let first = |is_so: fn(&Tier<C>) -> bool| order.iter().copied().find(|&t| is_so(&self.tiers[t]));
-        let (best, is_ready): (_, fn(&Tier<C>) -> bool) = match first(Tier::has_ready) {
-            Some(best) => (best, Tier::has_ready),
-            None => (first(Tier::has_any_ready)?, Tier::has_any_ready),
-        };
+        // What says that it is not serving is better than what is listed no longer.
+        let grades: [fn(&Tier<C>) -> bool; 3] = [Tier::serves, Tier::has_ready, Tier::has_any_ready];
+        let (best, is_ready) = grades.into_iter().find_map(|is_so| Some((first(is_so)?, is_so)))?;
         let place = |tier: usize| order.iter().position(|&t| t == tier).unwrap_or(usize::MAX);
         let bound = self.bound.as_ref().map(|b| b.tier);
         let Some(current) = bound.filter(|&t| is_ready(&self.tiers[t])) else {
@@ -244,8 +244,8 @@ impl<C: Clone> Fleet<C> {
         self.tiers[0].is_hopeful(now) || self.tiers[0].is_pending(now)
     }
 
-    /// Keeps the preferred instance while it is ready, unless it warns and another
-    /// passes; else takes the first in rank.
+    /// Keeps the preferred instance while none is of a better grade (which says that it
+    /// is serving, answers well, passes its checks); else takes the first in rank of the best.
     fn bind(&mut self, tier: Option<usize>) {
         let Some(tier) = tier else {
             // Remembered, so that a reconnection of the same one is no rebind.
@@ -254,14 +254,14 @@ impl<C: Clone> Fleet<C> {
             }
             return;
         };
-        let ready = |id: &crate::InstanceId| self.tiers[tier].members.get(id).filter(|m| m.is_ready());
-        let first = self.tiers[tier].ranked().into_iter().find(|id| ready(id).is_some());
-        let warns = |id| ready(id).is_some_and(|m| m.instance.warning);
-        let kept = self.bound.as_ref().filter(|b| b.tier == tier && ready(&b.id).is_some());
-        if kept.is_some_and(|b| !warns(&b.id) || first.is_none_or(warns)) {
+        let members = &self.tiers[tier].members;
+        let best = members.iter().filter(|(_, m)| m.is_ready()).min_by_key(|(_, m)| (m.grade(), m.rank));
+        let Some((first, best)) = best else { return };
+        let kept = self.bound.as_ref().filter(|b| b.tier == tier).and_then(|b| members.get(&b.id));
+        if kept.is_some_and(|kept| kept.is_ready() && kept.grade() <= best.grade()) {
             return;
         }
-        self.bound = first.cloned().map(|id| Key { tier, id });
+        self.bound = Some(Key { tier, id: first.clone() });
     }
 
     /// Connections beyond what is wanted: surplus spares, and those to
@@ -276,34 +276,43 @@ impl<C: Clone> Fleet<C> {
                 .members
                 .iter()
                 .filter(|(_, m)| m.is_ready())
-                .map(|(id, m)| (id, m.rank))
+                .map(|(id, m)| (id, m.grade(), m.rank))
                 .collect();
             let preferred = self.bound.as_ref().filter(|b| b.tier == tier).map(|b| &b.id);
-            ready.sort_by_key(|(id, rank)| (Some(*id) != preferred, *rank));
-            let surplus_ids = ready.into_iter().skip(keep).filter(|(id, _)| !self.wanted.ids.contains(id));
-            surplus.extend(surplus_ids.map(|(id, _)| Key { tier, id: id.clone() }));
+            ready.sort_by_key(|(id, grade, rank)| (Some(*id) != preferred, *grade, *rank));
+            // What is not serving is listened to until there are enough that are: given
+            // up before, it would be dialled again at once.
+            let enough =
+                ready.iter().filter(|(_, (health, ..), _)| *health != Health::NotServing).count() >= keep;
+            let is_surplus = |id: &InstanceId, health| {
+                (enough || health != Health::NotServing) && !self.wanted.ids.contains(id)
+            };
+            let ready = ready.into_iter().skip(keep).filter(|(id, (health, ..), _)| is_surplus(id, *health));
+            surplus.extend(ready.map(|(id, ..)| Key { tier, id: id.clone() }));
             behind |= tier == bound;
         }
         surplus.iter().filter_map(|key| self.disconnect(key)).collect()
     }
 
-    /// The ready connections. Turns are taken by those that pass, as long as one does.
+    /// The ready connections. Turns are taken by those that say they are serving, as
+    /// long as one does, and of these by those that pass, as long as one does.
     fn endpoints(&self, tier: usize) -> Vec<C> {
         let members = &self.tiers[tier].members;
         let mut ready: Vec<_> = members
             .iter()
             .filter_map(|(id, m)| match &m.link {
-                Link::Ready { conn, .. } => Some((id, m.rank, conn)),
+                Link::Ready { conn, .. } => Some((id, m, conn)),
                 _ => None,
             })
             .collect();
-        let preferred = self.bound.as_ref().map(|b| &b.id);
-        ready.sort_by_key(|(id, rank, _)| (Some(*id) != preferred, *rank));
-        let passing = ready.iter().filter(|(_, (warns, _), _)| !warns).count();
-        if self.settings.policy.spreads() && passing > 0 {
-            // The preferred one passes then, so these come first.
-            ready.truncate(passing);
+        if self.settings.policy.spreads() {
+            // What answers badly stays, or it would have been ejected: see `can_do_without`.
+            let standing = |m: &Member<C>| (m.health, m.instance.warning);
+            let best = ready.iter().map(|(_, m, _)| m).min_by_key(|m| m.grade()).map(|m| standing(m));
+            ready.retain(|(_, m, _)| Some(standing(m)) <= best);
         }
+        let preferred = self.bound.as_ref().map(|b| &b.id);
+        ready.sort_by_key(|(id, m, _)| (Some(*id) != preferred, m.grade(), m.rank));
         ready.into_iter().map(|(_, _, conn)| conn.clone()).collect()
     }
 }

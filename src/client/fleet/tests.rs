@@ -20,6 +20,8 @@ fn settings() -> Settings {
         failback_after: Duration::from_secs(5),
         demote_after: Duration::from_secs(4),
         keep_warm: false,
+        panic_threshold: 50,
+        watches_health: false,
         seed: 7,
     }
 }

@@ -112,6 +112,11 @@ impl<C> Tier<C> {
         self.members.values().any(Member::is_sound)
     }
 
+    /// Something there may be serving, for all that is known.
+    pub(crate) fn serves(&self) -> bool {
+        self.members.values().any(Member::serves)
+    }
+
     /// One that is listed is ready.
     pub(crate) fn has_ready(&self) -> bool {
         self.members.values().any(Member::is_ready_by_list)

@@ -67,7 +67,7 @@ impl<C: Clone> Fleet<C> {
     /// Of a datacenter: that anything there is ready.
     pub(crate) fn outlook_in(&self, tier: usize, now: Instant) -> Outlook {
         let Some(tier) = self.tiers.get(tier) else { return Outlook::Open };
-        if tier.has_ready() {
+        if tier.has_any_ready() {
             return Outlook::Ready;
         }
         if tier.members.is_empty() {

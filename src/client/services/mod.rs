@@ -260,6 +260,8 @@ impl Services {
             failback_after: common.failback_after + jitter,
             demote_after: common.demote_after,
             keep_warm: common.keep_warm,
+            panic_threshold: options.traffic.panic_threshold,
+            watches_health: options.traffic.health_watch.is_some(),
             seed: rng.next_u64(),
         }
     }

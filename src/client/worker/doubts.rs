@@ -1,8 +1,9 @@
-//! Instances that answer UNAVAILABLE again and again.
+//! Instances that answer UNAVAILABLE, or not in time, again and again.
 //!
-//! One that has a peer is ejected. The only one there is stays in use, for it
-//! does answer; but others are looked for, in other datacenters too, and once
-//! one is ready the bad one goes, unless it has got better meanwhile.
+//! One that has enough peers is ejected. The only one there is, or one of too many that
+//! answer badly, stays in use, for it does answer; but others are looked for, in other
+//! datacenters too, and once there are enough the bad one goes, unless it has got better
+//! meanwhile.
 
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ impl Worker {
             let serial = endpoint.serial();
             if !endpoint.link().is_failing(self.options.failures_to_eject) {
                 self.fleet.doubt(|e| e.serial() == serial, false);
-            } else if self.fleet.has_ready_beside(|e| e.serial() == serial) {
+            } else if self.fleet.can_do_without(|e| e.serial() == serial) {
                 self.take_out(&endpoint, RebindCause::Failing, now, now);
                 endpoint.link().retire();
             } else {

@@ -8,9 +8,12 @@
 //! ```
 
 mod doubts;
+mod drains;
+mod health;
 mod probes;
 mod publisher;
 mod sources;
+mod state;
 mod updates;
 mod wants;
 
@@ -31,6 +34,8 @@ use tokio_util::sync::CancellationToken;
 use tower::util::rng::{HasherRng, Rng};
 
 use self::{
+    drains::Drains,
+    health::HealthWatches,
     probes::Probes,
     sources::{Loss, News, trouble},
     updates::LookUps,
@@ -49,7 +54,6 @@ use super::{
     options::ServiceOptions,
     report::{LossCause, Report},
     resolver::{Cause, Failure, Resolved},
-    status::ServiceStatus,
 };
 use crate::{Instance, consul::RegistryError};
 
@@ -80,6 +84,8 @@ pub(crate) struct Worker {
     rng: HasherRng,
     look_ups: LookUps,
     wants: Wants,
+    drains: Drains,
+    health: HealthWatches,
 }
 
 pub(crate) struct Parts {
@@ -98,7 +104,10 @@ impl Worker {
     pub(crate) fn new(parts: Parts) -> Self {
         let mut fleet = Fleet::new(parts.settings, Instant::now());
         fleet.set_others(&vec![None; parts.sources.len() - 1]);
+        let traffic = &parts.options.traffic;
         Self {
+            drains: Drains::new(traffic.drain_after),
+            health: HealthWatches::new(traffic.health_watch.as_deref()),
             options: parts.options,
             connector: parts.connector,
             fleet,
@@ -135,6 +144,7 @@ impl Worker {
                 Some(report) = self.reports.recv() => self.on_report(report),
                 Some(Ok(dialled)) = self.dials.join_next() => self.on_dialled(dialled),
                 Some(probed) = self.probes.next() => self.on_probed(probed),
+                word = self.health.next() => self.on_health(word),
                 () = wait => {}
             }
             self.hear_the_rest();
@@ -172,9 +182,13 @@ impl Worker {
             self.dial(dial);
         }
         self.publish(&mut plan, now);
+        self.watch_health();
         for endpoint in plan.retire {
             endpoint.link().retire();
+            self.drains.part(&endpoint);
         }
+        self.begin_drains(now);
+        at(self.end_drains(now));
         for (tier, &ask) in plan.ask.iter().enumerate() {
             if ask {
                 if self.sources.ask(tier) && tier > 0 {
@@ -241,6 +255,7 @@ impl Worker {
         for endpoint in self.fleet.hear(tier, word, resolved.snapshot.as_ref()) {
             self.publisher.lost(&endpoint, RebindCause::LeftRegistry, Instant::now());
             endpoint.link().retire();
+            self.drains.part(&endpoint);
         }
         let denied = resolved.denied;
         let before = self.sources.note(tier, resolved);
@@ -331,6 +346,7 @@ impl Worker {
     /// Ejects a connected instance.
     fn take_out(&mut self, endpoint: &Arc<Endpoint>, why: RebindCause, since: Instant, now: Instant) {
         self.publisher.lost(endpoint, why, since);
+        self.drains.part(endpoint);
         let (serial, random) = (endpoint.serial(), self.rng.next_f64());
         if let Some((instance, rest)) =
             self.fleet.eject(|e| e.serial() == serial, why.to_string(), random, now)
@@ -350,44 +366,5 @@ impl Worker {
             self.publisher.renumber(&from);
             self.fleet.set_others(&from).iter().for_each(|endpoint| endpoint.link().retire());
         }
-    }
-
-    // === status and end ===
-
-    fn status(&self, now: Instant) -> ServiceStatus {
-        let binding = self.publisher.current();
-        let bound = binding.endpoints().iter().find(|e| e.is_usable()).map(|e| e.instance().clone());
-        let datacenters = (0..self.fleet.len())
-            .map(|tier| {
-                let source = self.sources.get(tier);
-                let mut status = self.fleet.status(tier, now);
-                status.name.clone_from(&source.name);
-                let failing_since = source.last.episode.as_ref().map(|it| it.since);
-                status.stale_since = [failing_since, source.last.hidden_since].into_iter().flatten().min();
-                status.denied = source.last.denied;
-                status.agent.clone_from(&source.last.agent);
-                let asked = source.last.asked.as_deref();
-                status.registry_error = source.last.error.as_ref().map(|error| trouble(error, asked));
-                status.doubt = source.last.doubt;
-                status
-            })
-            .collect();
-        ServiceStatus {
-            service: self.publisher.service(),
-            generation: binding.generation(),
-            bound,
-            datacenters,
-            closed: false,
-        }
-    }
-
-    fn publish_status(&self, now: Instant) {
-        self.publisher.status(self.status(now));
-    }
-
-    fn close(&mut self) {
-        self.refuse_updates();
-        self.publisher.close();
-        self.fleet.clear().iter().for_each(|endpoint| endpoint.link().retire());
     }
 }

@@ -83,6 +83,7 @@ impl Worker {
                     None => {}
                 }
                 link.leave();
+                self.drains.part(&endpoint);
                 // What stays on it may wait for long, and is asked after again.
                 link.rest_suspicion();
             }

@@ -60,6 +60,7 @@ impl Publisher {
         match &event {
             FailoverEvent::Rebound { from: None, .. }
             | FailoverEvent::Readmitted { .. }
+            | FailoverEvent::ServingAgain { .. }
             | FailoverEvent::AccessGranted { .. } => {
                 tracing::info!(service = %self.service, "{event}");
             }
@@ -80,6 +81,11 @@ impl Publisher {
         if preferred && self.loss.is_none() {
             self.loss = Some((cause, at));
         }
+    }
+
+    /// What was out of use for `cause` is in use again.
+    pub(crate) fn found_again(&mut self, cause: RebindCause) {
+        self.loss = self.loss.take().filter(|(why, _)| *why != cause);
     }
 
     /// The other datacenters are in another order: for each, its place before.

@@ -1,0 +1,88 @@
+//! Streams on instances that have left the registry.
+//!
+//! A connection that gets no new calls is kept by the calls that it still has, and
+//! those may be streams without an end. Where that is wanted, these are ended
+//! when their instance has been gone for a while.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::Worker;
+use crate::{
+    Instance,
+    client::{
+        endpoint::{Endpoint, Link},
+        event::FailoverEvent,
+    },
+};
+
+/// Connections out of use, of which nobody knows but their calls.
+pub(super) struct Drains {
+    /// How long after its instance has left a stream is ended.
+    after: Option<Duration>,
+    parted: Vec<Parted>,
+}
+
+struct Parted {
+    instance: Arc<Instance>,
+    /// Gone with the last call.
+    link: Weak<Link>,
+    /// When its streams end, once its instance has left.
+    due: Option<Instant>,
+}
+
+impl Drains {
+    pub(super) fn new(after: Option<Duration>) -> Self {
+        Self { after, parted: Vec::new() }
+    }
+
+    /// A connection goes out of use.
+    pub(super) fn part(&mut self, endpoint: &Endpoint) {
+        if self.after.is_some() {
+            let (instance, link) = (endpoint.instance().clone(), Arc::downgrade(endpoint.link()));
+            self.parted.push(Parted { instance, link, due: None });
+        }
+    }
+}
+
+impl Worker {
+    /// Some instances may have left, and others be back.
+    pub(super) fn begin_drains(&mut self, now: Instant) {
+        let Some(after) = self.drains.after else { return };
+        let mut leaving = BTreeSet::new();
+        let mut events = Vec::new();
+        for parted in &mut self.drains.parted {
+            let id = &parted.instance.id;
+            if self.fleet.lists(id) {
+                parted.due = None;
+            } else if parted.due.is_none() {
+                parted.due = Some(now + after);
+                if leaving.insert(id.clone()) {
+                    events.push(parted.instance.clone());
+                }
+            }
+        }
+        for instance in events {
+            let service = self.publisher.service();
+            self.publisher.event(FailoverEvent::Draining { service, instance, ends_in: after });
+        }
+    }
+
+    /// Ends what is due. Returns when something is next.
+    pub(super) fn end_drains(&mut self, now: Instant) -> Option<Instant> {
+        self.drains.parted.retain(|parted| {
+            let Some(link) = parted.link.upgrade() else { return false };
+            let is_due = parted.due.is_some_and(|due| due <= now);
+            if is_due {
+                link.drain();
+            }
+            !is_due
+        });
+        self.drains.parted.iter().filter_map(|parted| parted.due).min()
+    }
+}
