@@ -77,3 +77,12 @@ impl Registry for Deaf {
         })
     }
 }
+
+/// What a fleet leaves out.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FleetWithout {
+    /// What answers badly is ejected although nothing good is left.
+    pub(crate) last_resort: bool,
+    /// What is ejected is taken out of use.
+    pub(crate) removal: bool,
+}

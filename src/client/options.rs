@@ -211,15 +211,18 @@ impl ServiceOptions {
 
     /// How long a failed instance is left alone: `first`, then 1.6 times as
     /// long after each further failure, up to `at_most`, each varied by a fifth
-    /// (gRPC's connection back-off). Default: 500 ms and 30 s.
+    /// (gRPC's connection back-off). A connection that answers ends the row, but not that of
+    /// ejections from use: of these, one is forgiven for each 10 s in use (the interval of gRFC
+    /// A50). Default: 500 ms and 30 s.
     pub fn ejection(mut self, first: Duration, at_most: Duration) -> Self {
         self.eject_for = first.min(FOR_EVER);
         self.eject_at_most = at_most.min(FOR_EVER);
         self
     }
 
-    /// How many UNAVAILABLE answers in a row eject an instance that has a
-    /// usable peer. Default: 5 (Envoy's consecutive failures).
+    /// How many attempts in a row must be answered UNAVAILABLE, be reset or not be answered
+    /// in the time of an attempt, for an instance to be ejected, if there are peers enough
+    /// (see [`panic_threshold`](Self::panic_threshold)). Default: 5 (Envoy's consecutive failures).
     pub fn failures_to_eject(mut self, failures: u32) -> Self {
         self.failures_to_eject = failures;
         self
@@ -248,9 +251,15 @@ impl ServiceOptions {
         self
     }
 
-    /// HTTP/2 keepalive pings, also while idle. Mind the servers: grpc-go and
-    /// grpc-java end connections that ping more often than every 5 minutes
-    /// unless told otherwise (gRFC A8). Default: off; suspects are probed instead.
+    /// HTTP/2 keepalive pings every `interval`, also while idle; where one is not answered within
+    /// `timeout` the connection is given up. Nothing here needs them: a silent
+    /// instance is probed. They keep middleboxes from forgetting idle connections.
+    ///
+    /// Mind the servers, which police them (gRFC A8). grpc-go's `keepalive.EnforcementPolicy` and
+    /// grpc-java's `permitKeepAliveTime` allow one ping in 5 minutes, and none without a call (grpc-go:
+    /// one in 2 hours), unless told otherwise (`PermitWithoutStream`, `permitKeepAliveWithoutCalls`); the
+    /// third offence ends the connection with GOAWAY ENHANCE_YOUR_CALM, "too_many_pings". Such a
+    /// connection is replaced like any other that is lost. Default: off.
     pub fn keep_alive(mut self, interval: Duration, timeout: Duration) -> Self {
         self.keep_alive = Some((interval.min(FOR_EVER), timeout.min(FOR_EVER)));
         self

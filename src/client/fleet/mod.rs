@@ -34,7 +34,7 @@ use self::{
     member::{Link, Member},
     tier::{Tier, into_conn},
 };
-use super::{options::Policy, status::DatacenterStatus};
+use super::{mechanisms::FleetWithout, options::Policy, status::DatacenterStatus};
 use crate::{Instance, InstanceId, Snapshot};
 
 /// An instance in a datacenter.
@@ -64,6 +64,7 @@ pub(crate) struct Settings {
     pub(crate) watches_health: bool,
     /// The client's own order among equals.
     pub(crate) seed: u64,
+    pub(crate) without: FleetWithout,
 }
 
 /// The instances of one service, by datacenter in the order of preference.
@@ -191,8 +192,11 @@ impl<C: Clone> Fleet<C> {
         random: f64,
         now: Instant,
     ) -> Option<(Arc<Instance>, Duration)> {
-        let times = self.settings.ejection;
+        let Settings { ejection: times, without, .. } = self.settings;
         let member = self.find(is_it)?;
+        if without.removal {
+            return Some((Arc::clone(&member.instance), times.first));
+        }
         let rest = member.eject(cause, times, random, now);
         Some((Arc::clone(&member.instance), rest))
     }

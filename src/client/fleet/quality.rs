@@ -11,9 +11,9 @@ impl<C: Clone> Fleet<C> {
         }
     }
 
-    /// The connections in doubt.
+    /// The connections in doubt. What is listed no longer goes by itself.
     pub(crate) fn doubted(&self) -> Vec<C> {
-        self.ready(|member| member.doubted)
+        self.ready(|member| member.doubted && !member.unlisted)
     }
 
     /// Whether the calls of a connection in doubt, the one that `is_it` knows, are
@@ -26,6 +26,9 @@ impl<C: Clone> Fleet<C> {
         let Some(tier) = self.tiers.iter().find(|tier| tier.members.values().any(is_it)) else {
             return false;
         };
+        if self.settings.without.last_resort {
+            return true;
+        }
         if !tier.is_sound() {
             return self.tiers.iter().any(|tier| tier.is_sound());
         }

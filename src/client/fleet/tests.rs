@@ -23,6 +23,7 @@ fn settings() -> Settings {
         panic_threshold: 50,
         watches_health: false,
         seed: 7,
+        without: FleetWithout::default(),
     }
 }
 

@@ -33,6 +33,7 @@ use super::{
     event::{self, FailoverEvent},
     fleet::{Ejection, Settings},
     handle::GrpcClient,
+    mechanisms::FleetWithout,
     methods::Methods,
     options::ServiceOptions,
     registry::Registry,
@@ -263,6 +264,7 @@ impl Services {
             panic_threshold: options.traffic.panic_threshold,
             watches_health: options.traffic.health_watch.is_some(),
             seed: rng.next_u64(),
+            without: FleetWithout::default(),
         }
     }
 }

@@ -31,7 +31,6 @@ impl Worker {
                 self.fleet.doubt(|e| e.serial() == serial, false);
             } else if self.fleet.can_do_without(|e| e.serial() == serial) {
                 self.take_out(&endpoint, RebindCause::Failing, now, now);
-                endpoint.link().retire();
             } else {
                 again = Some(now + LOOK_AGAIN);
             }

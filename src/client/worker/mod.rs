@@ -17,6 +17,9 @@ mod state;
 mod updates;
 mod wants;
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     sync::{
         Arc,
@@ -343,7 +346,7 @@ impl Worker {
         }
     }
 
-    /// Ejects a connected instance.
+    /// Ejects a connected instance. The calls that it has finish.
     fn take_out(&mut self, endpoint: &Arc<Endpoint>, why: RebindCause, since: Instant, now: Instant) {
         self.publisher.lost(endpoint, why, since);
         self.drains.part(endpoint);
@@ -352,6 +355,9 @@ impl Worker {
             self.fleet.eject(|e| e.serial() == serial, why.to_string(), random, now)
         {
             self.ejected(instance, why.to_string(), rest);
+        }
+        if self.fleet.connection(|e| e.serial() == serial).is_none() {
+            endpoint.link().retire();
         }
     }
 

@@ -92,7 +92,6 @@ impl Worker {
                 link.acquit();
                 if self.fleet.ready_peers() > 1 {
                     self.take_out(&endpoint, RebindCause::Failing, suspicion.since, now);
-                    link.retire();
                 }
             }
             Err(ConnectError::TimedOut(_))
