@@ -50,7 +50,7 @@ impl ServiceOptions {
 
     /// Settings from a gRPC service config. What is said here in code, before or
     /// after, precedes what it says of the same thing: the policy, the
-    /// throttling, a method's name. Default: none.
+    /// throttling, the health that is watched, a method's name. Default: none.
     pub fn service_config(mut self, config: ServiceConfig) -> Self {
         if !self.policy_given
             && let Some(policy) = config.policy
@@ -59,6 +59,12 @@ impl ServiceOptions {
         }
         self.service_config = Some(config);
         self
+    }
+
+    /// The service whose health is watched, if any is.
+    pub(crate) fn watched_health(&self) -> Option<&str> {
+        let config = self.service_config.as_ref().and_then(|it| it.health_check_service.as_deref());
+        self.traffic.health_watch.as_deref().or(config)
     }
 
     /// What pays for resending.
@@ -214,7 +220,7 @@ mod tests {
     fn the_code_precedes_the_service_config_in_either_order() {
         let config = || {
             ServiceConfig::from_json(
-                r#"{"loadBalancingConfig": [{"round_robin": {}}],
+                r#"{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": "a.B"},
                     "methodConfig": [{"name": [{"service": "a.B"}], "timeout": "1s"},
                                      {"name": [{"service": "a.B", "method": "C"}], "timeout": "2s"}]}"#,
             )
@@ -235,6 +241,9 @@ mod tests {
         }
         let alone = ServiceOptions::new("x").service_config(config());
         assert_eq!(alone.policy, crate::client::Policy::RoundRobin);
+        assert_eq!(alone.watched_health(), Some("a.B"));
+        assert_eq!(alone.health_watch("").watched_health(), Some(""));
+        assert_eq!(ServiceOptions::new("x").watched_health(), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde::{
 
 use super::{
     ServiceConfig, ServiceConfigError,
-    values::{Attempts, Failure, MaxTokens, Multiplier, Seconds, Time, TokenRatio, Unsupported},
+    values::{Attempts, Failure, MaxTokens, Multiplier, OfTwo, Seconds, Time, TokenRatio, Unsupported},
 };
 use crate::client::{
     methods::Name,
@@ -245,8 +245,11 @@ impl<'de> Deserialize<'de> for MethodName {
 // === load balancing ===
 
 /// What can be honoured, by gRPC's names.
-const BALANCERS: [(&str, Policy); 2] =
-    [("pick_first", Policy::PickFirst), ("round_robin", Policy::RoundRobin)];
+const BALANCERS: [(&str, Policy); 3] = [
+    ("pick_first", Policy::PickFirst),
+    ("round_robin", Policy::RoundRobin),
+    ("least_request_experimental", Policy::LeastRequest),
+];
 
 fn none_known(given: &[&str]) -> String {
     let known: Vec<_> = BALANCERS.iter().map(|(name, _)| *name).collect();
@@ -288,6 +291,13 @@ impl<'de> Deserialize<'de> for Balancer {
         #[serde(deny_unknown_fields)]
         struct RoundRobin {}
 
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase", deny_unknown_fields)]
+        struct LeastRequest {
+            #[serde(rename = "choiceCount")]
+            _choice_count: Option<OfTwo>,
+        }
+
         struct OneField;
 
         impl<'de> Visitor<'de> for OneField {
@@ -304,7 +314,8 @@ impl<'de> Deserialize<'de> for Balancer {
                 let found = BALANCERS.iter().find(|(known, _)| *known == name).map(|(_, policy)| *policy);
                 match found {
                     Some(Policy::PickFirst) => map.next_value().map(|Object(PickFirst { .. })| ())?,
-                    Some(_) => map.next_value().map(|Object(RoundRobin {})| ())?,
+                    Some(Policy::RoundRobin) => map.next_value().map(|Object(RoundRobin {})| ())?,
+                    Some(Policy::LeastRequest) => map.next_value().map(|Object(LeastRequest { .. })| ())?,
                     None => map.next_value().map(|IgnoredAny| ())?,
                 }
                 match map.next_key::<IgnoredAny>()? {

@@ -26,8 +26,8 @@ use super::{
 /// | `.retryPolicy.perAttemptRecvTimeout` | [`RetryPolicy::attempt_timeout`](super::RetryPolicy::attempt_timeout) (the C core's extension) |
 /// | `.hedgingPolicy` | [`HedgingPolicy`](super::HedgingPolicy), for all methods it names: whoever writes it declares them safe to run more than once |
 /// | `retryThrottling` | [`ServiceOptions::retry_throttling`](super::ServiceOptions::retry_throttling) |
-/// | `loadBalancingConfig`, `loadBalancingPolicy` | the first known one: `pick_first`, `round_robin` |
-/// | `healthCheckConfig.serviceName` | kept for [`health_check_service`](Self::health_check_service); connections are checked for the server as a whole |
+/// | `loadBalancingConfig`, `loadBalancingPolicy` | the first known one: `pick_first`, `round_robin`, `least_request_experimental` (of two) |
+/// | `healthCheckConfig.serviceName` | [`ServiceOptions::health_watch`](super::ServiceOptions::health_watch) (gRFC A17) |
 ///
 /// `maxAttempts` above [`max_attempts`](super::ServiceOptions::max_attempts)
 /// (5) counts as that (gRFC A6). Calls of methods without a policy are resent as
@@ -62,7 +62,7 @@ pub struct ServiceConfig {
     /// By names that [`Name`](super::methods::Name) can parse, each once.
     pub(crate) methods: Vec<(String, MethodOptions)>,
     pub(crate) throttling: Option<Throttling>,
-    health_check_service: Option<String>,
+    pub(crate) health_check_service: Option<String>,
 }
 
 /// Why a service config cannot be used.
@@ -87,11 +87,6 @@ impl ServiceConfig {
     /// Names the field, its value, and what would be right.
     pub fn from_json(json: &str) -> Result<Self, ServiceConfigError> {
         json::read(json)
-    }
-
-    /// `healthCheckConfig.serviceName`, if there is one.
-    pub fn health_check_service(&self) -> Option<&str> {
-        self.health_check_service.as_deref()
     }
 }
 

@@ -71,7 +71,7 @@ fn the_example_of_grfc_a6_is_read() {
     assert_eq!(config.methods[3].1, MethodOptions::new().hedging(hedging));
     assert_eq!(config.throttling, Some(Throttling { max_tokens: 10, token_ratio: 0.1 }));
     assert_eq!(config.policy, Some(Policy::RoundRobin));
-    assert_eq!(config.health_check_service(), Some("s.S"));
+    assert_eq!(config.health_check_service.as_deref(), Some("s.S"));
 }
 
 #[test]
@@ -179,12 +179,17 @@ fn an_error_names_the_field_the_value_and_what_would_be_right() {
         (
             r#"{"loadBalancingConfig": [{"xds": {}}, {"grpclb": {"a": [1]}}]}"#.to_owned(),
             "loadBalancingConfig",
-            "is supported: pick_first, round_robin",
+            "is supported: pick_first, round_robin, least_request_experimental",
         ),
         (
             r#"{"loadBalancingConfig": [{"round_robin": {"a": 1}}]}"#.to_owned(),
             "loadBalancingConfig[0].round_robin.a",
             "unknown field",
+        ),
+        (
+            r#"{"loadBalancingConfig": [{"least_request_experimental": {"choiceCount": 3}}]}"#.to_owned(),
+            "loadBalancingConfig[0].least_request_experimental.choiceCount",
+            "3 is not supported: 2",
         ),
         (r#"{"loadBalancingConfig": [{}]}"#.to_owned(), "loadBalancingConfig[0]", "only field"),
         (
@@ -195,7 +200,7 @@ fn an_error_names_the_field_the_value_and_what_would_be_right() {
         (
             r#"{"loadBalancingPolicy": "xds"}"#.to_owned(),
             "loadBalancingPolicy",
-            "none of xds is supported: pick_first, round_robin",
+            "none of xds is supported: pick_first, round_robin, least_request_experimental",
         ),
     ];
     for (json, path, problem) in cases {
@@ -215,6 +220,10 @@ fn the_first_known_load_balancer_is_taken_and_precedes_the_older_field() {
     assert_eq!(read(json).policy, Some(Policy::PickFirst));
     assert_eq!(read(r#"{"loadBalancingPolicy": "ROUND_ROBIN"}"#).policy, Some(Policy::RoundRobin));
     assert_eq!(read(r#"{"loadBalancingConfig": []}"#).policy, None);
+    for choices in ["{}", r#"{"choiceCount": 2}"#] {
+        let json = format!(r#"{{"loadBalancingConfig": [{{"least_request_experimental": {choices}}}]}}"#);
+        assert_eq!(read(&json).policy, Some(Policy::LeastRequest));
+    }
 }
 
 #[test]

@@ -59,6 +59,18 @@ fn whole<'de, D: Deserializer<'de>>(from: D, low: u32, high: u32) -> Result<u32,
     Ok(value as u32)
 }
 
+/// `choiceCount` (gRFC A48): among how many the least busy one is chosen.
+pub(super) struct OfTwo;
+
+impl<'de> Deserialize<'de> for OfTwo {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match whole(from, 2, u32::MAX)? {
+            2 => Ok(Self),
+            more => Err(D::Error::custom(format_args!("{more} is not supported: 2"))),
+        }
+    }
+}
+
 /// `maxAttempts`: 2 or more.
 pub(super) struct Attempts(pub(super) u32);
 

@@ -262,7 +262,7 @@ impl Services {
             demote_after: common.demote_after,
             keep_warm: common.keep_warm,
             panic_threshold: options.traffic.panic_threshold,
-            watches_health: options.traffic.health_watch.is_some(),
+            watches_health: options.watched_health().is_some(),
             seed: rng.next_u64(),
             without: FleetWithout::default(),
         }

@@ -107,10 +107,9 @@ impl Worker {
     pub(crate) fn new(parts: Parts) -> Self {
         let mut fleet = Fleet::new(parts.settings, Instant::now());
         fleet.set_others(&vec![None; parts.sources.len() - 1]);
-        let traffic = &parts.options.traffic;
         Self {
-            drains: Drains::new(traffic.drain_after),
-            health: HealthWatches::new(traffic.health_watch.as_deref()),
+            drains: Drains::new(parts.options.traffic.drain_after),
+            health: HealthWatches::new(parts.options.watched_health()),
             options: parts.options,
             connector: parts.connector,
             fleet,
