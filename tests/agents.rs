@@ -84,6 +84,63 @@ async fn when_an_agent_refuses_hangs_or_is_cut_off_the_next_is_asked_and_nobody_
 }
 
 #[tokio::test]
+async fn when_an_agent_is_cut_off_from_its_leader_another_that_knows_better_is_asked() {
+    let (first, second) = (Agent::start("dc1").await.unwrap(), Agent::start("dc1").await.unwrap());
+    fill(first.registry(), second.registry()).await;
+    let client = counter(&first.url(), &second.url());
+    let mut events = client.events();
+    until_answered_by(&client, &first.url()).await;
+    let cut_off = first.faults().no_leader();
+    until_answered_by(&client, &second.url()).await;
+    register(second.registry(), "counter", "b", 2).await;
+    until_known(&client, 2).await;
+    // It is tried again after its rest, which is told nobody and changes nothing.
+    let tried = first.counters().requests_to("/v1/health");
+    first.wait_for(|it| it.requests_to("/v1/health") > tried).await.unwrap();
+    until_answered_by(&client, &second.url()).await;
+    assert_eq!(client.status().datacenters[0].known, 2);
+    cut_off.off();
+    until_answered_by(&client, &first.url()).await;
+    drop(client);
+    while let Some(event) = timeout(SOON, events.next()).await.unwrap() {
+        let told = matches!(event, FailoverEvent::RegistryBehind { .. } | FailoverEvent::RegistryLost { .. });
+        assert!(!told, "{event:?}");
+    }
+}
+
+#[tokio::test]
+async fn when_all_agents_are_cut_off_from_the_leader_the_one_that_knows_most_is_followed() {
+    let (first, second) = (Agent::start("dc1").await.unwrap(), Agent::start("dc1").await.unwrap());
+    fill(first.registry(), second.registry()).await;
+    let asked = ConsulClient::new(config(&first.url(), &second.url())).unwrap();
+    let query = HealthQuery::new("counter").unwrap();
+    let one = first.faults().no_leader();
+    let contact = async |client: &ConsulClient| {
+        let answer = client.healthy_instances(&query).await.unwrap();
+        (answer.agent.to_string(), answer.known_leader, answer.last_contact.unwrap())
+    };
+    assert_eq!(contact(&asked).await.0, second.url());
+    // Some seconds later, the leader of the other one goes as well.
+    let alone = ConsulClient::new(ConsulConfig::new(&first.url()).unwrap()).unwrap();
+    while contact(&alone).await.2 < Duration::from_secs(3) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let _other = second.faults().no_leader();
+    for _ in 0..50 {
+        let (agent, known, _) = contact(&asked).await;
+        assert_eq!((agent, known), (second.url(), Some(false)), "it is usable, and the freshest");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let client = counter(&first.url(), &second.url());
+    until(&client, "it is behind, and known", |it| {
+        it.status().datacenters[0].stale_since.is_some() && it.status().datacenters[0].known == 1
+    })
+    .await;
+    one.off();
+    until_answered_by(&client, &first.url()).await;
+}
+
+#[tokio::test]
 async fn when_all_agents_fail_that_is_told_and_the_list_stays() {
     let (first, second) = (Agent::start("dc1").await.unwrap(), Agent::start("dc1").await.unwrap());
     fill(first.registry(), second.registry()).await;

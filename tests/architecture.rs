@@ -23,6 +23,7 @@ const FENCED: &[(&str, &[&str])] = &[
     ("rustify", &["consul"]),
     ("reqwest", &["consul"]),
     ("http02", &["consul"]),
+    ("hyper014", &["consul"]),
     ("hickory_resolver", &["client"]),
     ("clap", &["demo"]),
     ("axum", &["testkit"]),

@@ -333,3 +333,107 @@ async fn safe_calls_on_a_lone_instance_that_freezes_are_served_by_the_other_data
     let served = get(client.channel()).await.expect("served in time");
     assert_eq!(served.instance.name, "c");
 }
+
+/// Lets this program's clock jump, and with it all of its waits: the agent's, the client's.
+async fn jump(seconds: u64) {
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(seconds)).await;
+    tokio::time::resume();
+}
+
+/// Waits until the list of datacenters has been asked for once more.
+async fn until_listed_again(agent: &Agent, before: u64) {
+    agent.wait_for(|it| it.requests_to("/v1/catalog/datacenters") > before).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_datacenter_that_a_restarted_agent_does_not_list_yet_stays_warm_and_in_use() {
+    let cluster = Cluster::start(["dc1", "dc2"]).await.unwrap();
+    let (dc1, dc2) = (cluster.agent("dc1").unwrap(), cluster.agent("dc2").unwrap());
+    let (mut a, c) = (Backend::start("a").await, Backend::start("c").await);
+    register(dc1.registry(), "counter", "a", a.port).await;
+    register(dc2.registry(), "counter", "c", c.port).await;
+    let client = handle(builder(&dc1.url()).fallback(Fallback::nearest()).keep_warm(true));
+    let warm = |c: &GrpcClient| c.status().datacenters.get(1).is_some_and(|dc| dc.ready == 1);
+    until(&client, "the other one is warm", |c| bound(c).as_deref() == Some("a") && warm(c)).await;
+    let lists = || dc1.counters().requests_to("/v1/catalog/datacenters");
+
+    // The list is a minute old when it is asked for again, of an agent just restarted.
+    let unjoined = dc1.faults().unjoined();
+    let before = lists();
+    jump(61).await;
+    until_listed_again(dc1, before).await;
+    // And once more, so that the first one has been taken by now.
+    until_listed_again(dc1, lists()).await;
+    assert!(warm(&client), "{}", client.status());
+    a.kill().await;
+    until_bound_to(&client, "c").await;
+    // It is missing for longer than any other would be kept, and serves calls.
+    for _ in 0..5 {
+        let before = lists();
+        jump(61).await;
+        until_listed_again(dc1, before).await;
+        assert_eq!(get(client.channel()).await.unwrap().instance.name, "c");
+    }
+    assert_eq!(client.status().datacenters.len(), 2);
+    unjoined.off();
+    let before = lists();
+    jump(61).await;
+    until_listed_again(dc1, before).await;
+    assert_eq!(get(client.channel()).await.unwrap().instance.name, "c");
+}
+
+#[tokio::test]
+async fn a_datacenter_is_given_up_when_it_has_been_missing_for_a_minute() {
+    let cluster = Cluster::start(["dc1", "dc2"]).await.unwrap();
+    let (dc1, dc2) = (cluster.agent("dc1").unwrap(), cluster.agent("dc2").unwrap());
+    let (a, c) = (Backend::start("a").await, Backend::start("c").await);
+    register(dc1.registry(), "counter", "a", a.port).await;
+    register(dc2.registry(), "counter", "c", c.port).await;
+    let client = handle(builder(&dc1.url()).fallback(Fallback::nearest()).keep_warm(true));
+    let known = |c: &GrpcClient| c.status().datacenters.len();
+    until(&client, "both are known", |c| bound(c).as_deref() == Some("a") && known(c) == 2).await;
+    dc1.faults().unjoined();
+    let lists = || dc1.counters().requests_to("/v1/catalog/datacenters");
+    let mut jumps = 0;
+    while known(&client) == 2 {
+        let before = lists();
+        jump(30).await;
+        jumps += 1;
+        assert!(jumps < 20, "{}", client.status());
+        if jumps > 1 {
+            until(&client, "it is asked again or given up", |c| known(c) == 1 || lists() > before).await;
+        }
+    }
+    assert!(jumps > 3, "given up after {jumps} jumps of 30 s, of which the list's own age takes two");
+    assert_eq!(get(client.channel()).await.unwrap().instance.name, "a");
+}
+
+#[tokio::test]
+async fn a_client_that_starts_at_an_agent_just_restarted_finds_the_others_as_soon_as_that_has() {
+    let cluster = Cluster::start(["dc1", "dc2"]).await.unwrap();
+    let (dc1, dc2) = (cluster.agent("dc1").unwrap(), cluster.agent("dc2").unwrap());
+    let c = Backend::start("c").await;
+    register(dc2.registry(), "counter", "c", c.port).await;
+    let unjoined = dc1.faults().unjoined();
+    let client = handle(builder(&dc1.url()).fallback(Fallback::nearest()));
+    // The answer to the first question is there when the second one is put.
+    until_listed_again(dc1, 1).await;
+    unjoined.off();
+    until_bound_to(&client, "c").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_in_the_other_datacenter_go_on_while_the_own_agent_is_restarted() {
+    let Some([mut dc1, dc2]) = datacenters().await else { return };
+    let _c = backend("c", &dc2).await;
+    let client = handle(builder(&dc1.url()).fallback(Fallback::nearest()).keep_warm(true));
+    until_bound_to(&client, "c").await;
+    let callers = Callers::start(&client, 8, Method::Get);
+    callers.go_on_for(50).await;
+    // In memory: it has forgotten everything, the other datacenter as well.
+    dc1.restart().await.unwrap();
+    callers.go_on_for(100).await;
+    faultless("the agent restarted", &callers.stop().await);
+    assert_eq!(bound(&client).as_deref(), Some("c"));
+}

@@ -178,6 +178,32 @@ pub enum RebindCause {
     FailedBack,
 }
 
+// === impl FailoverEvent ===
+
+impl FailoverEvent {
+    /// Whether something went wrong: those are warnings in the log. What ends a trouble
+    /// is none, and a new binding is no more than how it was dealt with.
+    pub(crate) fn is_trouble(&self) -> bool {
+        match self {
+            Self::Rebound { .. }
+            | Self::Readmitted { .. }
+            | Self::ServingAgain { .. }
+            | Self::FailedBack { .. }
+            | Self::RegistryBack { .. }
+            | Self::AccessGranted { .. } => false,
+            Self::Ejected { .. }
+            | Self::Draining { .. }
+            | Self::NotServing { .. }
+            | Self::FellBack { .. }
+            | Self::Unusable { .. }
+            | Self::RegistryLost { .. }
+            | Self::RegistryBehind { .. }
+            | Self::AccessDenied { .. }
+            | Self::Missed { .. } => true,
+        }
+    }
+}
+
 impl fmt::Display for RebindCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -269,5 +295,52 @@ impl Stream for EventStream {
                 Err(BroadcastStreamRecvError::Lagged(count)) => FailoverEvent::Missed { count },
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_beginning_of_a_trouble_is_a_warning_and_its_end_is_none() {
+        let (service, datacenter): (Arc<str>, _) = ("counter".into(), || "dc1".to_owned());
+        let (from, to) = ("dc1".to_owned(), "dc2".to_owned());
+        let after = Duration::from_secs(1);
+        let at = |service: &Arc<str>| service.clone();
+        let pairs = [
+            (
+                FailoverEvent::RegistryLost {
+                    service: at(&service),
+                    datacenter: datacenter(),
+                    error: String::new(),
+                },
+                FailoverEvent::RegistryBack { service: at(&service), datacenter: datacenter(), after },
+            ),
+            (
+                FailoverEvent::RegistryBehind {
+                    service: at(&service),
+                    datacenter: datacenter(),
+                    last_contact: after,
+                },
+                FailoverEvent::RegistryBack { service: at(&service), datacenter: datacenter(), after },
+            ),
+            (
+                FailoverEvent::AccessDenied {
+                    service: at(&service),
+                    datacenter: datacenter(),
+                    denied: Denied::Part,
+                },
+                FailoverEvent::AccessGranted { service: at(&service), datacenter: datacenter() },
+            ),
+            (
+                FailoverEvent::FellBack { service: at(&service), from: from.clone(), to: to.clone() },
+                FailoverEvent::FailedBack { service: at(&service), from: to, to: from },
+            ),
+        ];
+        for (begin, end) in pairs {
+            assert!(begin.is_trouble(), "{begin}");
+            assert!(!end.is_trouble(), "{end}");
+        }
     }
 }

@@ -16,15 +16,45 @@ const FIRST_REST: Duration = Duration::from_secs(1);
 const LONGEST_REST: Duration = Duration::from_secs(30);
 /// How long one question may try an agent that has failed before another does.
 const TRIAL: Duration = Duration::from_secs(2);
+/// How much later than the agent in use another one's server must have heard of the leader
+/// to be asked in its place, where all are cut off from it. Our choice: more than two answers
+/// on a busy host are apart.
+const FRESHER: Duration = Duration::from_secs(1);
 
 /// How the agents do, in the order of preference.
 #[derive(Debug)]
-pub(super) struct Agents(Vec<Health>);
+pub(super) struct Agents {
+    all: Vec<Health>,
+    /// The one that was followed last although its server was cut off.
+    followed: Option<usize>,
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Health {
     failures: u32,
     rests_until: Option<Instant>,
+    /// It answers, and its server is cut off from the leader: when that last heard of it.
+    behind: Option<Instant>,
+}
+
+/// What an answer says of the agent's server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contact {
+    Unknown,
+    InTouch,
+    /// It is cut off from the leader, for so long.
+    CutOff(Duration),
+}
+
+/// How much an agent is worth being asked: the less the better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// It is not known to fail.
+    Awake,
+    /// It rests because its server is cut off, and answers all the same; how old that is.
+    Behind(Duration),
+    /// It rests because it fails; for how long yet.
+    Failing(Duration),
 }
 
 /// The agents that one question has been put to in vain.
@@ -35,35 +65,85 @@ pub(super) struct Tried(u16);
 
 impl Agents {
     pub(super) fn new(agents: usize) -> Self {
-        Self(vec![Health::default(); agents])
+        Self { all: vec![Health::default(); agents], followed: None }
     }
 
-    /// The agent to ask now: the first that does not rest, else the one that has
+    /// The agent to ask now: the first that does not rest; else, of those whose servers
+    /// are cut off from the leader, the one that knows most; else the one that has
     /// rested most of its time. `None`: all have been tried. One that has failed
     /// before is tried by one question at a time.
     pub(super) fn choose(&mut self, tried: Tried, now: Instant) -> Option<usize> {
-        let left =
-            |it: &Health| it.rests_until.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
-        let chosen = (0..self.0.len()).filter(|at| !tried.has(*at)).min_by_key(|at| left(&self.0[*at]))?;
-        let health = &mut self.0[chosen];
+        let (chosen, _) = self.best(tried, now)?;
+        Some(self.put_to(chosen, now))
+    }
+
+    /// The agent to ask where `answered` gave an answer that is as good as its server, which
+    /// is cut off: one that may know better. Those that fail are left in peace.
+    pub(super) fn choose_better(&mut self, tried: Tried, answered: usize, now: Instant) -> Option<usize> {
+        let (chosen, rank) = self.best(tried, now)?;
+        (rank < self.age(answered, now)).then(|| self.put_to(chosen, now))
+    }
+
+    fn best(&self, tried: Tried, now: Instant) -> Option<(usize, Rank)> {
+        let left = (0..self.all.len()).filter(|at| !tried.has(*at));
+        left.map(|at| (at, self.rank(at, now))).min_by_key(|it| it.1)
+    }
+
+    fn rank(&self, agent: usize, now: Instant) -> Rank {
+        let Health { rests_until, behind, .. } = self.all[agent];
+        match rests_until.map(|at| at.saturating_duration_since(now)) {
+            None | Some(Duration::ZERO) => Rank::Awake,
+            Some(_) if behind.is_some() => self.age(agent, now),
+            Some(left) => Rank::Failing(left),
+        }
+    }
+
+    /// How old the answers of an agent are whose server is cut off.
+    fn age(&self, agent: usize, now: Instant) -> Rank {
+        let age = self.all[agent].behind.map_or(Duration::ZERO, |it| now.saturating_duration_since(it));
+        // Two that are about as old must not take turns.
+        let ahead = if self.followed == Some(agent) { FRESHER } else { Duration::ZERO };
+        Rank::Behind(age.saturating_sub(ahead))
+    }
+
+    fn put_to(&mut self, agent: usize, now: Instant) -> usize {
+        let health = &mut self.all[agent];
         if health.failures > 0 {
             health.rests_until = Some(health.rests_until.map_or(now, |at| at.max(now)).max(now + TRIAL));
         }
-        Some(chosen)
+        agent
     }
 
     /// It did not answer as an agent should: it rests for a random part of a bound
     /// that doubles. True where it was in use until now.
     pub(super) fn failed(&mut self, agent: usize, random: f64, now: Instant) -> bool {
-        let health = &mut self.0[agent];
+        let health = &mut self.all[agent];
         let bound = FIRST_REST.saturating_mul(2_u32.saturating_pow(health.failures)).min(LONGEST_REST);
         health.failures = health.failures.saturating_add(1);
         health.rests_until = Some(now + bound.mul_f64(random));
+        health.behind = None;
         health.failures == 1
     }
 
-    pub(super) fn answered(&mut self, agent: usize) {
-        self.0[agent] = Health::default();
+    /// It answered, and its server has been cut off from the leader for so long: it
+    /// rests as one that fails. True where it was in use until now.
+    pub(super) fn cut_off(&mut self, agent: usize, age: Duration, random: f64, now: Instant) -> bool {
+        let first = self.failed(agent, random, now);
+        self.all[agent].behind = Some(now.checked_sub(age).unwrap_or(now));
+        first
+    }
+
+    /// It answered as an agent should, and its server is known to be `in_touch` or
+    /// nothing is known of that, which changes nothing where it was cut off.
+    pub(super) fn answered(&mut self, agent: usize, in_touch: bool) {
+        if in_touch || self.all[agent].behind.is_none() {
+            self.all[agent] = Health::default();
+        }
+    }
+
+    /// Its answer was followed although its server is cut off.
+    pub(super) fn follow(&mut self, agent: usize) {
+        self.followed = Some(agent);
     }
 }
 
@@ -132,7 +212,7 @@ mod tests {
             for (later, random, failing) in steps {
                 now += Duration::from_millis(later);
                 let awake: Vec<bool> =
-                    agents.0.iter().map(|it| it.rests_until.is_none_or(|at| at <= now)).collect();
+                    agents.all.iter().map(|it| it.rests_until.is_none_or(|at| at <= now)).collect();
                 let (mut tried, mut asked) = (Tried::default(), Vec::new());
                 let answered = loop {
                     let Some(agent) = agents.choose(tried, now) else { break false };
@@ -143,12 +223,12 @@ mod tests {
                     prop_assert!(!asked.contains(&agent));
                     asked.push(agent);
                     if failing & (1 << agent) == 0 {
-                        agents.answered(agent);
+                        agents.answered(agent, false);
                         break true;
                     }
                     agents.failed(agent, random, now);
                     tried.add(agent);
-                    prop_assert!(agents.0[agent].rests_until.is_some_and(|it| it - now <= LONGEST_REST));
+                    prop_assert!(agents.all[agent].rests_until.is_some_and(|it| it - now <= LONGEST_REST));
                 };
                 prop_assert!(answered || asked.len() == count);
             }
@@ -186,7 +266,7 @@ mod tests {
         let later = now + FIRST_REST;
         assert_eq!(agents.choose(Tried::default(), later), Some(0), "one tries it");
         assert_eq!(agents.choose(Tried::default(), later), Some(1), "the others wait for the outcome");
-        agents.answered(0);
+        agents.answered(0, false);
         assert_eq!(agents.choose(Tried::default(), later), Some(0));
     }
 
@@ -205,11 +285,86 @@ mod tests {
         let (mut agents, now) = (Agents::new(1), Instant::now());
         for failures in 0..100 {
             assert_eq!(agents.failed(0, 1.0, now), failures == 0);
-            let rest = agents.0[0].rests_until.unwrap() - now;
+            let rest = agents.all[0].rests_until.unwrap() - now;
             assert_eq!(rest, (FIRST_REST * 2_u32.saturating_pow(failures).min(60)).min(LONGEST_REST));
         }
         agents.failed(0, 0.0, now);
-        assert_eq!(agents.0[0].rests_until, Some(now));
+        assert_eq!(agents.all[0].rests_until, Some(now));
+    }
+
+    /// One question: which agents are asked, and whose answer is followed.
+    fn ask(agents: &mut Agents, ages: &[Option<u64>], now: Instant) -> (Vec<usize>, usize) {
+        let (mut tried, mut asked) = (Tried::default(), Vec::new());
+        let mut agent = agents.choose(tried, now).unwrap();
+        let mut best: Option<(u64, usize)> = None;
+        loop {
+            asked.push(agent);
+            tried.add(agent);
+            let Some(age) = ages[agent] else {
+                agents.answered(agent, true);
+                return (asked, agent);
+            };
+            agents.cut_off(agent, Duration::from_millis(age), 1.0, now);
+            if best.is_none_or(|it| age < it.0) {
+                best = Some((age, agent));
+            }
+            let (_, followed) = best.unwrap();
+            match agents.choose_better(tried, followed, now) {
+                Some(next) => agent = next,
+                None => {
+                    agents.follow(followed);
+                    return (asked, followed);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_that_is_cut_off_rests_while_another_is_in_touch() {
+        let (mut agents, now) = (Agents::new(2), Instant::now() + LONGEST_REST);
+        assert_eq!(ask(&mut agents, &[Some(0), None], now), (vec![0, 1], 1));
+        assert_eq!(ask(&mut agents, &[Some(500), None], now + FIRST_REST / 2), (vec![1], 1));
+        // An answer that says nothing of the leader is no sign that it is back.
+        agents.answered(0, false);
+        assert_eq!(ask(&mut agents, &[Some(900), None], now + FIRST_REST / 2), (vec![1], 1));
+        assert_eq!(ask(&mut agents, &[Some(2_000), None], now + 2 * TRIAL), (vec![0, 1], 1));
+        assert_eq!(ask(&mut agents, &[None, None], now + 2 * LONGEST_REST), (vec![0], 0));
+        assert_eq!(ask(&mut agents, &[None, None], now + 2 * LONGEST_REST), (vec![0], 0));
+    }
+
+    #[test]
+    fn where_all_are_cut_off_the_freshest_is_followed_and_they_do_not_take_turns() {
+        let (mut agents, start) = (Agents::new(3), Instant::now() + 10 * LONGEST_REST);
+        // The leader was lost at about the same time by two, long before by the first.
+        let ages = |seconds: u64, jitter: u64| {
+            [Some(60_000 + 1000 * seconds), Some(1000 * seconds + jitter), Some(1000 * seconds)]
+        };
+        assert_eq!(ask(&mut agents, &ages(1, 20), start), (vec![0, 1, 2], 2), "once around");
+        let mut asked = [0; 3];
+        for second in 0..600 {
+            // Whose answer comes a little sooner is chance.
+            let jitter = if second % 2 == 0 { 0 } else { 40 };
+            let now = start + Duration::from_secs(second);
+            let (who, followed) = ask(&mut agents, &ages(second + 1, jitter), now);
+            who.iter().for_each(|agent| asked[*agent] += 1);
+            assert!(followed != 0, "it knows least, in second {second}");
+            assert!(!who[1..].contains(&who[0]));
+        }
+        assert!(asked[2] > 590, "{asked:?}");
+        assert!(asked[0] < 40 && asked[1] < 40, "they rest in between: {asked:?}");
+        // One that is in touch again is found when it has rested.
+        let healed = [None, ages(700, 0)[1], ages(700, 0)[2]];
+        assert_eq!(ask(&mut agents, &healed, start + Duration::from_secs(700)), (vec![0], 0));
+    }
+
+    #[test]
+    fn one_that_is_cut_off_goes_before_one_that_fails() {
+        let (mut agents, now) = (Agents::new(2), Instant::now() + LONGEST_REST);
+        agents.failed(0, 0.5, now);
+        agents.cut_off(1, LONGEST_REST, 1.0, now);
+        assert_eq!(agents.choose(Tried::default(), now), Some(1));
+        assert_eq!(agents.choose_better(all_but(&[1]), 1, now), None, "it is left in peace");
+        assert_eq!(agents.choose_better(all_but(&[1]), 1, now + LONGEST_REST), Some(0));
     }
 
     #[test]

@@ -9,6 +9,12 @@ use super::{
 };
 use crate::instance::Snapshot;
 
+/// How long a server may be without word from its leader before its stale answers
+/// count as old. A healthy follower hears from it many times a second and gives
+/// it up after 5 s with the default settings (`raft_multiplier` 5,
+/// <https://developer.hashicorp.com/consul/docs/install/performance>); this is twice that.
+const OUT_OF_TOUCH: Duration = Duration::from_secs(10);
+
 /// The registry's answer to a [`HealthQuery`](super::HealthQuery).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -51,6 +57,13 @@ impl HealthAnswer {
             skipped,
             ..Self::of(snapshot)
         })
+    }
+
+    /// Where the server that answered is cut off from its leader: for how long.
+    pub(crate) fn behind(&self) -> Option<Duration> {
+        let last_contact = self.last_contact.unwrap_or_default();
+        let behind = self.known_leader == Some(false) || last_contact >= OUT_OF_TOUCH;
+        behind.then_some(last_contact)
     }
 
     /// An answer that says nothing but this.

@@ -15,7 +15,9 @@ use url::form_urlencoded;
 
 use super::{
     BlockingIndex, ConfigError, ConsulConfig, Denied, HealthAnswer, HealthQuery, RegistryError,
-    ServiceRegistration, access, config, instances, name,
+    ServiceRegistration, access,
+    agents::Contact,
+    config, instances, name,
     pool::{AgentFailure, Pool},
     query,
     refusal::{excerpt, refusal},
@@ -157,7 +159,7 @@ impl ConsulClient {
         let call = Call::post(access::PATH, query::in_datacenter(datacenter), body);
         let patience = self.inner.request_timeout.min(access::PATIENCE);
         let _read = self.inner.pool.read().await?;
-        let agent = self.inner.pool.search(false).agent;
+        let agent = self.inner.pool.search::<()>(false).agent;
         match self.call_within(agent, call, datacenter, patience).await {
             Ok(answer) => access::read(&answer.body).map_err(|error| self.not_understood(error)),
             Err(RegistryError::Status { code: 401, body }) if body.contains("ACL support disabled") => {
@@ -185,7 +187,9 @@ impl ConsulClient {
             let call = Call::get("v1/catalog/datacenters", String::new());
             let answer = self.call_within(search.agent, call, None, self.inner.request_timeout).await;
             let read = |it: Answer| datacenters(&it.body).map_err(|error| self.not_understood(error));
-            if let Some(list) = self.inner.pool.judge(&mut search, answer.and_then(read)) {
+            if let Some(list) =
+                self.inner.pool.judge(&mut search, answer.and_then(read), |_| Contact::Unknown)
+            {
                 return list.map_err(|error| self.inner.pool.failure(search.agent, error));
             }
         }
@@ -234,7 +238,13 @@ impl ConsulClient {
         let mut search = self.inner.pool.search(from_afar);
         loop {
             let outcome = self.health_at(search.agent, query, after, wait, from_afar).await;
-            if let Some(outcome) = self.inner.pool.judge(&mut search, outcome) {
+            // What is said of another datacenter's leader says nothing of the agent.
+            let contact = |answer: &HealthAnswer| match answer.behind() {
+                _ if from_afar => Contact::Unknown,
+                Some(age) => Contact::CutOff(age),
+                None => Contact::InTouch,
+            };
+            if let Some(outcome) = self.inner.pool.judge(&mut search, outcome, contact) {
                 return outcome.map_err(|error| self.inner.pool.failure(search.agent, error));
             }
         }

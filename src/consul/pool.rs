@@ -14,7 +14,7 @@ use tower::util::rng::{HasherRng, Rng};
 
 use super::{
     BlockingIndex, ConsulConfig, RegistryError,
-    agents::{self, Agents, Tried},
+    agents::{self, Agents, Contact, Tried},
 };
 
 /// How many reads that do not wait are under way at once; more queue. Our choice:
@@ -44,10 +44,13 @@ struct Chosen {
 }
 
 /// One read's way from agent to agent.
-pub(super) struct Search {
+pub(super) struct Search<T> {
     pub(super) agent: usize,
     tried: Tried,
     from_afar: bool,
+    /// The best answer of those whose servers are cut off from the leader: how old
+    /// it is, whose, and what it says.
+    behind: Option<(Duration, usize, T)>,
 }
 
 /// A question that failed, and the address of the agent that it was put to; of several,
@@ -120,32 +123,72 @@ impl Pool {
     }
 
     /// Begins to look for an agent that answers a read.
-    pub(super) fn search(&self, from_afar: bool) -> Search {
+    pub(super) fn search<T>(&self, from_afar: bool) -> Search<T> {
         let tried = Tried::default();
         let agent = self.chosen.lock().agents.choose(tried, Instant::now());
-        Search { agent: agent.expect("there is an agent, and none has been tried"), tried, from_afar }
+        let agent = agent.expect("there is an agent, and none has been tried");
+        Search { agent, tried, from_afar, behind: None }
     }
 
-    /// Notes how the agent of `search` did. `None`: another one is to be asked.
+    /// Notes how the agent of `search` did, where an answer's `contact` with the leader
+    /// counts as well. `None`: another one is to be asked.
     pub(super) fn judge<T>(
         &self,
-        search: &mut Search,
+        search: &mut Search<T>,
         outcome: Result<T, RegistryError>,
+        contact: impl FnOnce(&T) -> Contact,
     ) -> Option<Result<T, RegistryError>> {
-        match outcome {
+        let error = match outcome {
+            Ok(answer) => match contact(&answer) {
+                Contact::CutOff(age) if self.agents.len() > 1 => {
+                    self.cut_off(search.agent, age);
+                    if search.behind.as_ref().is_none_or(|best| age < best.0) {
+                        search.behind = Some((age, search.agent, answer));
+                    }
+                    None
+                }
+                contact => {
+                    self.chosen.lock().agents.answered(search.agent, contact == Contact::InTouch);
+                    return Some(Ok(answer));
+                }
+            },
             Err(error) if agents::is_at_fault(&error, search.from_afar) => {
                 self.failed(search.agent, &error);
-                search.tried.add(search.agent);
-                match self.chosen.lock().agents.choose(search.tried, Instant::now()) {
-                    Some(next) => search.agent = next,
-                    None => return Some(Err(error)),
-                }
-                None
+                Some(error)
             }
-            outcome => {
-                self.chosen.lock().agents.answered(search.agent);
-                Some(outcome)
+            Err(error) => {
+                self.chosen.lock().agents.answered(search.agent, false);
+                // What was said before may be followed.
+                return Some(search.behind.take().map_or(Err(error), |it| Ok(it.2)));
             }
+        };
+        search.tried.add(search.agent);
+        let (now, agents) = (Instant::now(), &mut self.chosen.lock().agents);
+        let next = match &search.behind {
+            Some((_, agent, _)) => agents.choose_better(search.tried, *agent, now),
+            None => agents.choose(search.tried, now),
+        };
+        if let Some(next) = next {
+            search.agent = next;
+            return None;
+        }
+        match (search.behind.take(), error) {
+            (Some((_, agent, answer)), _) => {
+                agents.follow(agent);
+                Some(Ok(answer))
+            }
+            (None, error) => error.map(Err),
+        }
+    }
+
+    fn cut_off(&self, agent: usize, age: Duration) {
+        let first = {
+            let chosen = &mut *self.chosen.lock();
+            chosen.agents.cut_off(agent, age, chosen.rng.next_f64(), Instant::now())
+        };
+        if first {
+            let address = self.address(agent);
+            tracing::warn!(%address, ?age, "an agent's server is cut off from its leader; another is asked");
         }
     }
 

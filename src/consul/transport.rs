@@ -243,20 +243,18 @@ impl Courier<'_> {
     }
 }
 
-/// What hyper 0.14 says of a connection that ended unanswered: after the request was
-/// sent, before it was, and just then. Tests hold it to that.
-const ENDED: [&str; 3] =
-    ["connection closed before message completed", "channel closed", "operation was canceled"];
-
 /// Nothing was answered. A connection that Consul does not want is closed at once,
-/// which comes as a reset or as its end, as chance will have it.
+/// which comes as a reset or as its end, as chance will have it; and the end comes as
+/// one of three, by whether the request had been sent, had not been, or was just then.
 fn unanswered(error: reqwest::Error) -> RegistryError {
     let mut cause = error.source();
     while let Some(it) = cause {
         let io = it.downcast_ref::<io::Error>().map(io::Error::kind);
         let reset = matches!(io, Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe));
-        let text = it.to_string();
-        if reset || ENDED.iter().any(|ended| text.starts_with(ended)) {
+        let ended = it
+            .downcast_ref::<hyper014::Error>()
+            .is_some_and(|it| it.is_incomplete_message() || it.is_closed() || it.is_canceled());
+        if reset || ended {
             return RegistryError::Reset { source: Arc::new(error.without_url()) };
         }
         cause = it.source();

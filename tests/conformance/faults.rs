@@ -419,6 +419,33 @@ async fn real_cut_off_from_a_datacenter() {
     cut_off(dc1.registry(), async || dc2.kill().await.unwrap()).await;
 }
 
+/// `forget` lets the agent know no other datacenter.
+async fn not_joined(seen: &Registry, forget: impl AsyncFnOnce()) {
+    forget().await;
+    assert_eq!(seen.get("/v1/catalog/datacenters").await.unwrap().json(), json!(["dc1"]));
+    let refused = seen.get(&format!("{HEALTH}?dc=dc2")).await.unwrap();
+    assert_eq!((refused.status.as_u16(), refused.text().as_str()), (500, "No path to datacenter"));
+    assert_eq!(seen.get(HEALTH).await.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn embedded_not_joined_to_the_others_yet() {
+    let [dc1, _dc2] = two().await;
+    not_joined(dc1.registry(), async || _ = dc1.faults().unjoined()).await;
+}
+
+#[tokio::test]
+async fn real_not_joined_to_the_others_yet() {
+    let Some([mut dc1, dc2]) = two_real("real_not_joined_to_the_others_yet").await else { return };
+    let seen = dc1.registry().clone();
+    // It tells the other one nothing while it stands still.
+    let forget = async || {
+        dc2.pause().await.unwrap();
+        dc1.restart().await.unwrap();
+    };
+    not_joined(&seen, forget).await;
+}
+
 #[tokio::test]
 async fn embedded_before_a_datacenter_that_hangs() {
     let [dc1, _dc2] = two().await;

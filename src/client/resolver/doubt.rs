@@ -4,12 +4,6 @@ use std::{fmt, time::Duration};
 
 use crate::consul::HealthAnswer;
 
-/// How long a server may be without word from its leader before its stale answers
-/// count as old. A healthy follower hears from it many times a second and gives
-/// it up after 5 s with the default settings (`raft_multiplier` 5,
-/// <https://developer.hashicorp.com/consul/docs/install/performance>); this is twice that.
-const OUT_OF_TOUCH: Duration = Duration::from_secs(10);
-
 /// An answer to a blocking query that comes sooner than this, with the index it
 /// was asked with, has not blocked. Our choice.
 const AT_ONCE: Duration = Duration::from_secs(1);
@@ -47,9 +41,7 @@ pub(super) struct Stir {
 impl RegistryDoubt {
     /// What `answer` itself gives away.
     pub(super) fn of(answer: &HealthAnswer) -> Option<Self> {
-        let last_contact = answer.last_contact.unwrap_or_default();
-        let behind = answer.known_leader == Some(false) || last_contact >= OUT_OF_TOUCH;
-        behind.then_some(Self::Behind { last_contact })
+        answer.behind().map(|last_contact| Self::Behind { last_contact })
     }
 }
 

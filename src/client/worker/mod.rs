@@ -10,6 +10,7 @@
 mod doubts;
 mod drains;
 mod health;
+mod listing;
 mod probes;
 mod publisher;
 mod sources;
@@ -202,9 +203,8 @@ impl Worker {
         }
         // Where calls are away already, a list in another order must not move them.
         let away = self.fleet.bound_tier().is_some_and(|tier| tier > 0);
-        if (plan.need_others && !away) || self.wants_unknown_datacenter() {
-            at(self.sources.want_list(now));
-        }
+        let needed = (plan.need_others && !away) || self.wants_unknown_datacenter();
+        at(self.sources.want_list(needed, now));
         self.answer_wants(now);
         at(self.look_up_if_due(now));
         self.answer_updates(now);
@@ -366,8 +366,9 @@ impl Worker {
     }
 
     fn on_listed(&mut self, list: Result<Vec<String>, RegistryError>) {
-        let in_use = self.fleet.bound_tier().is_some_and(|tier| tier > 0);
-        if let Some(from) = self.sources.set_list(list, in_use, Instant::now()) {
+        let serving = self.fleet.bound_tier().into_iter().chain(self.wanted_tiers());
+        let serving: Vec<_> = serving.filter(|&tier| tier > 0).collect();
+        if let Some(from) = self.sources.set_list(list, &serving, Instant::now()) {
             self.publisher.renumber(&from);
             self.fleet.set_others(&from).iter().for_each(|endpoint| endpoint.link().retire());
         }

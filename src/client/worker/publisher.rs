@@ -57,14 +57,10 @@ impl Publisher {
 
     pub(crate) fn event(&self, event: FailoverEvent) {
         // One line an episode; the events are the episodes.
-        match &event {
-            FailoverEvent::Rebound { from: None, .. }
-            | FailoverEvent::Readmitted { .. }
-            | FailoverEvent::ServingAgain { .. }
-            | FailoverEvent::AccessGranted { .. } => {
-                tracing::info!(service = %self.service, "{event}");
-            }
-            _ => tracing::warn!(service = %self.service, "{event}"),
+        if event.is_trouble() {
+            tracing::warn!(service = %self.service, "{event}");
+        } else {
+            tracing::info!(service = %self.service, "{event}");
         }
         // Nobody need be listening.
         let _ = self.events.send(event);

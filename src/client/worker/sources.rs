@@ -1,10 +1,11 @@
 //! The registries a worker listens to: one resolver for each datacenter asked.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokio::{task::JoinSet, time::Instant};
 use tokio_stream::{StreamExt, StreamMap, wrappers::WatchStream};
 
+use super::listing::Listing;
 use crate::{
     client::{
         error::in_brief,
@@ -14,12 +15,6 @@ use crate::{
     },
     consul::{ConsulClient, HealthQuery, RegistryError},
 };
-
-/// How long the list of datacenters is believed before a new need asks again.
-const LIST_AGE: Duration = Duration::from_secs(60);
-
-/// How soon the list is asked for again after a failure.
-const LIST_RETRY: Duration = Duration::from_secs(1);
 
 /// One datacenter and how to ask about it.
 pub(crate) struct Source {
@@ -87,8 +82,7 @@ pub(crate) struct Sources {
     others: Others,
     lookups: JoinSet<Option<RegistryError>>,
     listing: JoinSet<Result<Vec<String>, RegistryError>>,
-    listed_at: Option<Instant>,
-    list_again_at: Option<Instant>,
+    listed: Listing,
 }
 
 impl Sources {
@@ -110,8 +104,7 @@ impl Sources {
             others,
             lookups: JoinSet::new(),
             listing: JoinSet::new(),
-            listed_at: None,
-            list_again_at: None,
+            listed: Listing::default(),
         }
     }
 
@@ -131,7 +124,7 @@ impl Sources {
 
     /// Others are told by the agent, who has not told them yet.
     pub(crate) fn awaits_list(&self) -> bool {
-        matches!(self.others, Others::Agent { .. }) && self.listed_at.is_none()
+        matches!(self.others, Others::Agent { .. }) && !self.listed.is_told()
     }
 
     pub(crate) fn get(&self, tier: usize) -> &Source {
@@ -195,18 +188,16 @@ impl Sources {
 
     // === which datacenters there are ===
 
-    /// Asks for the list of datacenters, where that is how they become known
-    /// and it is not known or old. Returns when to try again, if that is later.
-    pub(crate) fn want_list(&mut self, now: Instant) -> Option<Instant> {
+    /// Asks for the list of datacenters, where that is how they become known and it
+    /// is due. Returns when to try again, if that is later.
+    pub(crate) fn want_list(&mut self, needed: bool, now: Instant) -> Option<Instant> {
         let Others::Agent { client, .. } = &self.others else { return None };
         if !self.listing.is_empty() {
             return None;
         }
-        if self.listed_at.is_some_and(|at| now.saturating_duration_since(at) < LIST_AGE) {
-            return None;
-        }
-        if let Some(again) = self.list_again_at.filter(|&at| at > now) {
-            return Some(again);
+        let due = self.listed.due(needed, now)?;
+        if due > now {
+            return Some(due);
         }
         let client = client.clone();
         self.listing.spawn(async move { client.datacenters().await });
@@ -215,42 +206,53 @@ impl Sources {
 
     /// Takes the list over. Where the others are others than before, or in another
     /// order, returns for each its place before if it had one: those are asked on.
-    /// Round-trip times vary: where one of the others is `in_use`, those that are
-    /// known keep their order and new ones come after them.
+    /// Round-trip times vary: where any of the others are `serving` calls, those that are
+    /// known keep their order and new ones come after them. One that is not listed
+    /// any more stays until that is certain.
     pub(crate) fn set_list(
         &mut self,
         result: Result<Vec<String>, RegistryError>,
-        in_use: bool,
+        serving: &[usize],
         now: Instant,
     ) -> Option<Vec<Option<usize>>> {
         let Others::Agent { wanted, .. } = &self.others else { return None };
-        let names = match result {
-            Ok(names) => {
-                self.listed_at = Some(now);
-                if let Some(own) = names.first() {
-                    self.list[0].name.clone_from(own);
-                }
-                wanted.clone().unwrap_or(names)
-            }
+        let told = match result {
+            Ok(names) if !names.is_empty() => Some(names),
+            Ok(_) => None,
             Err(error) => {
                 tracing::debug!(%error, "the agent does not tell its datacenters");
-                self.list_again_at = Some(now + LIST_RETRY);
-                // A list that was given needs no agent to tell it.
-                wanted.clone()?
+                None
             }
         };
-        let known = self.list[1..].iter().map(|s| &s.name);
-        let kept = known.filter(|name| in_use && wanted.is_none() && names.contains(name));
+        if let Some(own) = told.as_ref().and_then(|names| names.first()) {
+            self.list[0].name.clone_from(own);
+        }
+        let known: Vec<_> = self.list[1..].iter().map(|it| it.name.clone()).collect();
+        let serving: Vec<_> = serving.iter().filter_map(|tier| known.get(tier.checked_sub(1)?)).collect();
+        let names = match (wanted.clone(), told) {
+            // A list that was given needs no agent to tell it.
+            (Some(wanted), told) => {
+                self.listed.given(told.is_some(), now);
+                wanted
+            }
+            (None, Some(names)) => {
+                let missing = self.listed.taken(&names, &known, &serving, now);
+                let stays = |name: &&String| names.contains(name) || missing.contains(name);
+                let kept = known.iter().filter(|name| !serving.is_empty() && stays(name));
+                kept.chain(&names).chain(&missing).cloned().collect()
+            }
+            (None, None) => {
+                self.listed.failed(now);
+                return None;
+            }
+        };
         let mut others: Vec<String> = Vec::new();
-        for name in kept.chain(&names) {
-            if *name != self.list[0].name && !others.contains(name) {
-                others.push(name.clone());
+        for name in names {
+            if name != self.list[0].name && !others.contains(&name) {
+                others.push(name);
             }
         }
-        if self.list[1..].iter().map(|s| &s.name).eq(others.iter()) {
-            return None;
-        }
-        Some(self.rearrange(others))
+        if known == others { None } else { Some(self.rearrange(others)) }
     }
 
     fn rearrange(&mut self, others: Vec<String>) -> Vec<Option<usize>> {
@@ -297,8 +299,13 @@ impl Sources {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::{client::resolver::Episode, consul::ConsulConfig};
+    use crate::{
+        client::{resolver::Episode, worker::listing::LIST_AGE},
+        consul::ConsulConfig,
+    };
 
     #[tokio::test]
     async fn a_datacenter_that_stays_is_asked_on_when_the_list_changes() {
@@ -307,26 +314,41 @@ mod tests {
         let own = Arc::new(ConsulQuery::new(client.clone(), query.clone()));
         let others = Others::Agent { client, query, wanted: None };
         let mut sources = Sources::new("counter".into(), own, others, ResolverSettings::default());
-        let set = |names: &[&str], sources: &mut Sources| {
+        let mut now = Instant::now();
+        let set = |names: &[&str], sources: &mut Sources, now| {
             let names = names.iter().map(|&name| name.to_owned()).collect();
-            sources.set_list(Ok(names), false, Instant::now())
+            sources.set_list(Ok(names), &[], now)
         };
-        assert_eq!(set(&["dc1", "dc2", "dc3"], &mut sources), Some(vec![None, None]));
+        assert_eq!(set(&["dc1", "dc2", "dc3"], &mut sources, now), Some(vec![None, None]));
         assert!(sources.ask(1) && sources.ask(2));
-        assert_eq!(set(&["dc1", "dc2", "dc3"], &mut sources), None);
+        assert_eq!(set(&["dc1", "dc2", "dc3"], &mut sources, now), None);
         assert_eq!(
-            set(&["dc1", "dc3", "dc4", "dc2", "dc3"], &mut sources),
+            set(&["dc1", "dc3", "dc4", "dc2", "dc3"], &mut sources, now),
             Some(vec![Some(2), None, Some(1)])
         );
         let names: Vec<_> = sources.list.iter().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["dc1", "dc3", "dc4", "dc2"]);
         assert_eq!([1, 2, 3].map(|tier| sources.ask(tier)), [false, true, false], "which are asked anew");
-        assert_eq!(set(&["dc1", "dc2"], &mut sources), Some(vec![Some(3)]));
+        assert_eq!(
+            set(&["dc1", "dc2"], &mut sources, now),
+            Some(vec![Some(3), Some(1), Some(2)]),
+            "what is listed no more goes behind the others at first"
+        );
+        assert_eq!(sources.set_list(Ok(Vec::new()), &[], now + LIST_AGE), None);
+        assert_eq!(sources.set_list(Err(RegistryError::NoServers), &[], now + LIST_AGE), None);
+        assert_eq!(set(&["dc1", "dc2"], &mut sources, now + LIST_AGE), None, "that was no confirmation");
+        now += 2 * LIST_AGE;
+        assert_eq!(set(&["dc1", "dc2"], &mut sources, now), Some(vec![Some(1)]));
         assert_eq!(sources.answers.keys().copied().collect::<Vec<_>>(), [1]);
         let in_use = ["dc1", "dc4", "dc3", "dc2"].map(str::to_owned).to_vec();
-        assert_eq!(sources.set_list(Ok(in_use), true, Instant::now()), Some(vec![Some(1), None, None]));
+        assert_eq!(sources.set_list(Ok(in_use), &[1], now), Some(vec![Some(1), None, None]));
         let names: Vec<_> = sources.list.iter().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["dc1", "dc2", "dc4", "dc3"]);
+        let alone =
+            |later, sources: &mut Sources| sources.set_list(Ok(vec!["dc1".to_owned()]), &[1], now + later);
+        assert_eq!(alone(LIST_AGE, &mut sources), None);
+        assert_eq!(alone(2 * LIST_AGE, &mut sources), Some(vec![Some(1)]), "the one that serves calls stays");
+        assert_eq!(alone(9 * LIST_AGE, &mut sources), None);
     }
 
     #[tokio::test]

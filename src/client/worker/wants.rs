@@ -69,10 +69,16 @@ impl Worker {
             }
             *until > now
         });
-        let tiers = kept.keys().filter_map(|aim| self.sources.place(aim.datacenter.as_deref()?));
-        let ids = kept.keys().filter_map(|aim| aim.instance.clone());
-        self.fleet.want(Wanted { tiers: tiers.collect(), ids: ids.collect() });
-        kept.values().min().copied()
+        let until = kept.values().min().copied();
+        let ids = kept.keys().filter_map(|aim| aim.instance.clone()).collect();
+        let tiers = self.wanted_tiers().collect();
+        self.fleet.want(Wanted { tiers, ids });
+        until
+    }
+
+    /// The datacenters that are wanted and known.
+    pub(super) fn wanted_tiers(&self) -> impl Iterator<Item = usize> {
+        self.wants.kept.keys().filter_map(|aim| self.sources.place(aim.datacenter.as_deref()?))
     }
 
     /// A datacenter is wanted that is not known, and may become so.

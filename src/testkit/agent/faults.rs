@@ -33,7 +33,8 @@ const HOLD: Duration = Duration::from_secs(7);
 /// `Retry-After`), [`limit_connections`](Self::limit_connections)
 /// (`limits.http_max_conns_per_client`), [`reset_index`](Self::reset_index) (a snapshot
 /// restored), [`partition`](Self::partition) (the other datacenter's server killed),
-/// [`hang_datacenter`](Self::hang_datacenter) (stopped), and
+/// [`hang_datacenter`](Self::hang_datacenter) (stopped), [`unjoined`](Self::unjoined) (the own
+/// server restarted), and
 /// [`Agent::restart_empty`](super::Agent::restart_empty);
 /// `tests/conformance/acl.rs` does it with [`filtered`](Self::filtered).
 ///
@@ -81,6 +82,7 @@ pub(crate) enum Effect {
     NoLeader(Duration),
     Partition(String),
     HangDatacenter(String),
+    Unjoined,
     DropConnections,
     Refuse,
 }
@@ -226,6 +228,13 @@ impl<'a> Faults<'a> {
     /// waits for news does so too; switched off earlier, they are answered.
     pub fn hang_datacenter(&self, datacenter: impl Into<String>) -> Switch {
         self.on(Effect::HangDatacenter(datacenter.into()))
+    }
+
+    /// Knows no other datacenter, as a server does that has just been restarted and has not
+    /// joined the others yet: it lists its own alone, and requests for another get 500
+    /// `No path to datacenter`. A query about another that waits for news waits on.
+    pub fn unjoined(&self) -> Switch {
+        self.on(Effect::Unjoined)
     }
 
     /// Closes every connection, and every new one as soon as it is there. Queries that

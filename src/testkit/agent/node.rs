@@ -21,7 +21,7 @@ use super::{
     checks::Checks,
     counters::Tally,
     definition::{CheckKind, Definition},
-    faults::Table,
+    faults::{Effect, Table},
 };
 
 /// How often a real agent looks for services that were critical for too long.
@@ -93,6 +93,9 @@ impl Node {
     /// All datacenters, the own one first.
     pub(crate) fn datacenters(&self) -> Vec<String> {
         let mut others: Vec<_> = self.peers.lock().iter().map(|(name, _)| name.clone()).collect();
+        if self.is_unjoined() {
+            others.clear();
+        }
         others.sort();
         others.insert(0, self.datacenter.clone());
         others
@@ -100,12 +103,17 @@ impl Node {
 
     pub(crate) fn peer(&self, datacenter: &str) -> Peer {
         match self.peers.lock().iter().find(|(name, _)| name == datacenter) {
+            _ if self.is_unjoined() => Peer::Unknown,
             None => Peer::Unknown,
             Some((_, peer)) => match peer.upgrade() {
                 Some(peer) if !peer.is_closed() => Peer::Open(peer),
                 _ => Peer::Closed,
             },
         }
+    }
+
+    fn is_unjoined(&self) -> bool {
+        self.faults.is(|it| matches!(it, Effect::Unjoined))
     }
 
     /// Tells blocked queries that the catalog may have changed.

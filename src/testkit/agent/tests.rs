@@ -201,6 +201,13 @@ async fn another_datacenter_can_be_cut_off_hang_and_be_leaderless() {
     assert_eq!(get(dc1, "/v1/catalog/datacenters").await.1, r#"["dc1","dc2"]"#);
     fault.off();
 
+    let fault = dc1.faults().unjoined();
+    assert_eq!(get(dc1, "/v1/catalog/datacenters").await.1, r#"["dc1"]"#);
+    assert_eq!(get(dc1, &path).await, (500, "No path to datacenter".to_owned()));
+    assert_eq!(get(dc1, HEALTH).await.0, 200);
+    fault.off();
+    assert_eq!(get(dc1, "/v1/catalog/datacenters").await.1, r#"["dc1","dc2"]"#);
+
     let fault = dc1.faults().hang_datacenter("dc2");
     let mut question = ask(dc1, &path);
     assert!(is_waiting(&mut question).await);

@@ -129,9 +129,9 @@ impl Builder {
         self
     }
 
-    /// Runs the agent and waits until it has a leader and, where it joins
-    /// another datacenter, until each of the two can ask the other. Waits 30 s
-    /// at most.
+    /// Runs the agent and waits until it has a leader, is in the catalog and, where it joins
+    /// another datacenter, until each of the two can ask the other. Waits 60 s
+    /// at most: one that fails to enter itself into the catalog tries again only after 15 to 30 s.
     ///
     /// # Errors
     /// Where the program cannot be run, ends early or does not become ready; the

@@ -65,9 +65,8 @@ impl ConsulCluster {
     async fn try_start(bin: &PathBuf, servers: usize, agents: usize) -> Result<Self, StartError> {
         let prepare = |what| move |source| StartError::Prepare { what, source };
         let folder = tempfile::tempdir().map_err(prepare("folder"))?;
-        let ports: Vec<_> = (0..servers + agents)
-            .map(|_| Ports::free().map_err(prepare("ports")))
-            .collect::<Result<_, _>>()?;
+        let ports = Ports::free_for(servers + agents).map_err(prepare("ports"))?;
+        let key = gossip_key();
         let gossip: Vec<_> = ports[..servers].iter().map(|it| it.serf_lan).collect();
         let setup = |node: String, ports: Ports| -> Builder {
             // One of its own, which an emptied agent keeps as a host's would.
@@ -77,7 +76,8 @@ impl ConsulCluster {
                 number >> 32,
                 number & 0xffff_ffff_ffff
             );
-            ConsulProcess::builder(bin).node(node).hcl(HCL).hcl(id).ports(ports).retry_join(gossip.clone())
+            let setup = ConsulProcess::builder(bin).node(node).hcl(HCL).hcl(id).hcl(&key);
+            setup.ports(ports).retry_join(gossip.clone())
         };
         let started = ports[..servers].iter().zip(1..).map(|(ports, number)| {
             let node = format!("s{number}");
@@ -193,4 +193,14 @@ impl ConsulCluster {
             sleep(POLL).await;
         }
     }
+}
+
+/// A key for the gossip of one cluster
+/// (<https://developer.hashicorp.com/consul/docs/agent/config/config-files#encrypt>):
+/// an agent of another one, which was faster at a port, is not joined by mistake.
+fn gossip_key() -> String {
+    let random = |seed: u8| format!("{:016x}", RandomState::new().hash_one(seed));
+    let digits = [0, 1, 2].map(random).concat();
+    // 32 bytes in Base64, as hex digits are of its alphabet: the last of 43 has four bits.
+    format!("encrypt = \"{}A=\"", &digits[..42])
 }

@@ -29,9 +29,11 @@ pub use cluster::ConsulCluster;
 pub use ports::Ports;
 
 /// How long an agent may take until it is ready. Our choice: a lonely server
-/// needs 1.7 s and a join that missed its first try is made again after 1 s, on
-/// a machine that may be doing much else.
-const READY_WITHIN: Duration = Duration::from_secs(30);
+/// needs 1.7 s and a join that missed its first try is made again after 1 s; but an
+/// agent that could not enter itself into the catalog, because the first leader was
+/// late (its question is held for 7 s then) or was lost again on a busy machine, tries again
+/// only after 15 to 30 s (`retryFailInterval` and its stagger in Consul's `agent/ae/ae.go`).
+const READY_WITHIN: Duration = Duration::from_secs(60);
 /// How long a terminated agent may take to end; one that leaves its cluster
 /// needs 5 s. After that it is killed.
 const END_WITHIN: Duration = Duration::from_secs(15);
@@ -307,7 +309,10 @@ impl ConsulProcess {
             let leader = registry.get_within("/v1/status/leader", 40 * POLL).await;
             leader
                 .is_ok_and(|it| it.status.is_success() && it.json().as_str().is_some_and(|it| !it.is_empty()))
-                && command::is_settled(&registry, &setup, &nonce).await
+        })
+        .await?;
+        self.wait_until(deadline, "entry in the catalog", async || {
+            command::is_settled(&registry, &setup, &nonce).await
         })
         .await
     }

@@ -28,10 +28,17 @@ impl Ports {
     /// # Errors
     /// Where the system has none to give.
     pub fn free() -> io::Result<Self> {
+        Self::free_for(1).map(|all| all[0])
+    }
+
+    /// The same for so many agents, no two of which share a port.
+    pub(super) fn free_for(agents: usize) -> io::Result<Vec<Self>> {
         // All are held until all are chosen, so that they differ.
-        let [http, lan, wan, server] = [both()?, both()?, both()?, both()?];
+        let held: Vec<_> = (0..4 * agents).map(|_| both()).collect::<io::Result<_>>()?;
         let port = |held: &(TcpListener, UdpSocket)| held.0.local_addr().map(|addr| addr.port());
-        Ok(Self { http: port(&http)?, serf_lan: port(&lan)?, serf_wan: port(&wan)?, server: port(&server)? })
+        let ports: Vec<_> = held.iter().map(port).collect::<io::Result<_>>()?;
+        let of_one = |it: &[u16]| Self { http: it[0], serf_lan: it[1], serf_wan: it[2], server: it[3] };
+        Ok(ports.chunks_exact(4).map(of_one).collect())
     }
 }
 
@@ -45,5 +52,21 @@ fn both() -> io::Result<(TcpListener, UdpSocket)> {
             Err(error) if tries == 20 => return Err(error),
             Err(_) => tries += 1,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_agents_of_a_cluster_share_a_port() {
+        let all = Ports::free_for(20).unwrap();
+        assert_eq!(all.len(), 20);
+        let mut ports: Vec<_> =
+            all.iter().flat_map(|it| [it.http, it.serf_lan, it.serf_wan, it.server]).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        assert_eq!(ports.len(), 80);
     }
 }
