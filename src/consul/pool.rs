@@ -48,9 +48,8 @@ pub(super) struct Search<T> {
     pub(super) agent: usize,
     tried: Tried,
     from_afar: bool,
-    /// The best answer of those whose servers are cut off from the leader: how old
-    /// it is, whose, and what it says.
-    behind: Option<(Duration, usize, T)>,
+    /// The best answer of those whose servers are cut off from the leader, and whose it is.
+    behind: Option<(usize, T)>,
 }
 
 /// A question that failed, and the address of the agent that it was put to; of several,
@@ -141,9 +140,11 @@ impl Pool {
         let error = match outcome {
             Ok(answer) => match contact(&answer) {
                 Contact::CutOff(age) if self.agents.len() > 1 => {
-                    self.cut_off(search.agent, age);
-                    if search.behind.as_ref().is_none_or(|best| age < best.0) {
-                        search.behind = Some((age, search.agent, answer));
+                    let agent = search.agent;
+                    self.cut_off(agent, age);
+                    let (now, agents) = (Instant::now(), &self.chosen.lock().agents);
+                    if search.behind.as_ref().is_none_or(|best| agents.knows_more(agent, best.0, now)) {
+                        search.behind = Some((agent, answer));
                     }
                     None
                 }
@@ -159,13 +160,13 @@ impl Pool {
             Err(error) => {
                 self.chosen.lock().agents.answered(search.agent, false);
                 // What was said before may be followed.
-                return Some(search.behind.take().map_or(Err(error), |it| Ok(it.2)));
+                return Some(search.behind.take().map_or(Err(error), |it| Ok(it.1)));
             }
         };
         search.tried.add(search.agent);
         let (now, agents) = (Instant::now(), &mut self.chosen.lock().agents);
         let next = match &search.behind {
-            Some((_, agent, _)) => agents.choose_better(search.tried, *agent, now),
+            Some((agent, _)) => agents.choose_better(search.tried, *agent, now),
             None => agents.choose(search.tried, now),
         };
         if let Some(next) = next {
@@ -173,7 +174,7 @@ impl Pool {
             return None;
         }
         match (search.behind.take(), error) {
-            (Some((_, agent, answer)), _) => {
+            (Some((agent, answer)), _) => {
                 agents.follow(agent);
                 Some(Ok(answer))
             }

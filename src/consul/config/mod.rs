@@ -108,7 +108,8 @@ impl ConsulConfig {
     }
 
     /// Further agents of the same datacenter, in the order of preference, for when
-    /// the first is gone, stands still or is cut off from its servers; 15 at most.
+    /// the first is gone, stands still or is cut off from its servers, or its server from
+    /// the leader; 15 at most.
     /// The form of an address is that for [`new`](Self::new). Called again, it adds
     /// to them. Default: none.
     ///
