@@ -65,7 +65,9 @@ async fn calls_go_on_while_the_registry_is_away() -> Result<(), Box<dyn Error>> 
     let mut events = counter.events();
     counter.ready().await?;
 
-    // As if the agent's process had died. Any other switch of `Faults` goes here.
+    // As if the agent's process had died. Most other switches of `Faults` are met only when
+    // a query that waits for news is answered: give the client `.wait(Duration::from_secs(1))`.
+    // Some are told otherwise: an empty list in the status, a hidden one by `AccessDenied`.
     let fault = agent.faults().refuse();
     told(&mut events, |event| matches!(event, FailoverEvent::RegistryLost { .. })).await?;
     for _ in 0..100 {

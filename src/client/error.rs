@@ -13,10 +13,10 @@ use crate::{Instance, consul::RegistryError};
 #[non_exhaustive]
 pub enum BuildError {
     /// The Consul settings are not usable.
-    #[error("the Consul settings are not usable")]
+    #[error(transparent)]
     Consul(#[from] crate::consul::ConfigError),
     /// A service's name cannot be asked for.
-    #[error("a service's name is not usable")]
+    #[error(transparent)]
     Name(#[from] crate::consul::InvalidName),
     /// The wait of blocking queries is outside of what Consul takes.
     #[error("wait = {value:?} is not usable: 1 s to 10 min (Consul's limit)")]
@@ -124,10 +124,8 @@ fn after(waited: Duration) -> String {
 /// A caller of a generated client gets an ordinary [`Status`] (UNAVAILABLE,
 /// DEADLINE_EXCEEDED or RESOURCE_EXHAUSTED) whose source is this. A status that came over the wire is
 /// passed on as it came and has none. See [`CallError::of`].
-#[derive(Debug)]
 pub struct CallError(Box<Inner>);
 
-#[derive(Debug)]
 struct Inner {
     kind: CallErrorKind,
     instance: Option<Arc<Instance>>,
@@ -297,6 +295,16 @@ fn describe(kind: &CallErrorKind, instance: Option<&Instance>, attempts: u32) ->
         }
         CallErrorKind::Drained => format!("the response to a call{to} was ended: the instance has left"),
         CallErrorKind::Closed => "the service has been shut down".to_owned(),
+    }
+}
+
+/// Short: it stands beside the same message in the `Display` of tonic's `Status`.
+impl fmt::Debug for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = format!("{:?}", self.0.kind);
+        let kind = kind.split([' ', '{', '(']).next().unwrap_or_default();
+        let ran = if self.may_have_run() { "may have run" } else { "never ran" };
+        write!(f, "CallError({kind}, attempts: {}, {ran})", self.0.attempts)
     }
 }
 

@@ -38,9 +38,12 @@ impl<C: Clone> Fleet<C> {
     }
 
     /// What the instance behind the connection that `is_it` knows says of itself.
-    /// True where that is something else than before.
+    /// True where that is news: not where its first word is that it is serving.
     pub(crate) fn heard_of_health(&mut self, is_it: impl Fn(&C) -> bool, serving: bool) -> bool {
         let health = if serving { Health::Serving } else { Health::NotServing };
-        self.find(is_it).is_some_and(|member| std::mem::replace(&mut member.health, health) != health)
+        self.find(is_it).is_some_and(|member| {
+            let before = std::mem::replace(&mut member.health, health);
+            before != health && !(serving && before == Health::Unknown)
+        })
     }
 }
