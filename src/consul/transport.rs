@@ -8,7 +8,7 @@
 use std::{error::Error, io, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use http02::{HeaderMap, HeaderValue, Request, Response, header::AUTHORIZATION};
+use http02::{HeaderValue, Request, Response, header::AUTHORIZATION};
 use rustify::{
     client::Client,
     clients::reqwest::Client as HttpClient,
@@ -17,7 +17,11 @@ use rustify::{
     errors::ClientError,
 };
 
-use super::RegistryError;
+use super::{
+    RegistryError,
+    secrets::{Answer, Secrets},
+    token::Known,
+};
 
 /// How much of a refusal is read. What Consul has to say is far shorter.
 const REFUSAL_BYTES: usize = 4 << 10;
@@ -42,14 +46,8 @@ pub(super) struct Credentials {
     pub(super) authorization: Option<HeaderValue>,
     /// What `authorization` was made of.
     pub(super) auth: Option<Arc<str>>,
-}
-
-/// An answer of any status.
-#[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) status: u16,
-    pub(super) headers: HeaderMap,
-    pub(super) body: Vec<u8>,
+    /// The tokens of other requests.
+    pub(super) known: Known,
 }
 
 /// Asks and waits up to `patience`, from connecting to the answer's last byte. A
@@ -77,10 +75,15 @@ pub(super) async fn exchange(
         Some(error) => Err(error),
         None => {
             let (head, body) = response.into_parts();
-            Ok(Answer { status: head.status.as_u16(), headers: head.headers, body })
+            let whole = head.extensions.get::<Cut>().is_none();
+            Ok(Answer::new(head.status.as_u16(), head.headers, body, whole, credentials.secrets()))
         }
     }
 }
+
+/// Marks a response whose body did not come to its end.
+#[derive(Clone, Copy)]
+struct Cut;
 
 /// rustify's client over consulrs's HTTP client, for one request.
 struct Courier<'a> {
@@ -128,41 +131,22 @@ impl Endpoint for Call {
     }
 }
 
-// === impl Answer ===
-
-impl Answer {
-    /// A header that is a number.
-    pub(super) fn number(&self, name: &str) -> Option<u64> {
-        self.headers.get(name)?.to_str().ok()?.trim().parse().ok()
-    }
-
-    /// A header that is `true` or `false`.
-    pub(super) fn flag(&self, name: &str) -> Option<bool> {
-        self.headers.get(name)?.to_str().ok()?.trim().parse().ok()
-    }
-}
-
 // === impl Credentials ===
 
 impl Credentials {
-    /// `text` of somebody who may repeat what he was sent, as some proxies do.
-    pub(super) fn hidden(&self, text: &str) -> String {
-        let as_text = |it: &Option<HeaderValue>| {
-            it.as_ref().map(|it| String::from_utf8_lossy(it.as_bytes()).into_owned())
-        };
-        let (token, authorization) = (as_text(&self.token), as_text(&self.authorization));
-        let encoded = authorization.as_deref().and_then(|it| it.split_once(' ')).map(|(_, it)| it);
-        let password = self.auth.as_deref().and_then(|it| it.split_once(':')).map(|(_, it)| it);
-        let mut text = text.to_owned();
-        for secret in [token.as_deref(), encoded, self.auth.as_deref(), password].into_iter().flatten() {
-            if !secret.is_empty() {
-                text = text.replace(secret, "(hidden)");
-                // As an error quotes it.
-                let quoted = format!("{secret:?}");
-                text = text.replace(&quoted[1..quoted.len() - 1], "(hidden)");
-            }
+    /// What whoever is sent these may repeat. To be asked for when he has answered:
+    /// he may have been sent another token meanwhile, and mistake one request for
+    /// another.
+    pub(super) fn secrets(&self) -> Secrets {
+        let as_text = |it: &HeaderValue| String::from_utf8_lossy(it.as_bytes()).into_owned();
+        let mut secrets: Vec<_> = self.known.all().iter().chain(&self.token).map(as_text).collect();
+        let authorization = self.authorization.as_ref().map(as_text);
+        secrets.extend(authorization.iter().filter_map(|it| Some(it.split_once(' ')?.1.to_owned())));
+        if let Some(auth) = &self.auth {
+            secrets.extend(auth.split_once(':').map(|(_, password)| password.to_owned()));
+            secrets.push(auth.to_string());
         }
-        text
+        Secrets::of(secrets)
     }
 }
 
@@ -277,7 +261,7 @@ mod tests {
     use crate::consul::{HealthQuery, ServiceName};
 
     fn uri(path: String, query: String) -> http02::Uri {
-        let credentials = Credentials { token: None, authorization: None, auth: None };
+        let credentials = Credentials { token: None, authorization: None, auth: None, known: Known::default() };
         let endpoint = Call::get(path, query);
         let request = endpoint.with_middleware(&credentials).request("http://127.0.0.1:8500").unwrap();
         request.uri().clone()

@@ -2,6 +2,12 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::consul::secrets::Secrets;
+
+fn read(body: &[u8], wanted: Wanted<'_>) -> Result<(Snapshot, Vec<SkippedEntry>), RegistryError> {
+    let headers = http02::HeaderMap::new();
+    super::read(&Answer::new(200, headers, body.to_vec(), true, Secrets::default()), wanted)
+}
 
 const NEAR: Wanted<'_> = Wanted { warning: false, meta: &[], from_afar: false };
 const AFAR: Wanted<'_> = Wanted { from_afar: true, ..NEAR };
