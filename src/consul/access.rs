@@ -79,7 +79,7 @@ impl AccessProbe {
         query: &HealthQuery,
         answer: &mut HealthAnswer,
     ) {
-        if !answer.snapshot.instances.is_empty() || !answer.skipped.is_empty() {
+        if !answer.is_empty() {
             *self.empty.lock() = None;
             return;
         }

@@ -44,6 +44,12 @@ pub struct HealthAnswer {
 // === impl HealthAnswer ===
 
 impl HealthAnswer {
+    /// Whether the registry says that there are no instances. A list of entries that
+    /// name nothing to connect to does not say so: they may be misread here.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.snapshot.instances.is_empty() && self.skipped.is_empty()
+    }
+
     /// Reads a good answer. It does not tell which agent it came from.
     pub(super) fn read(answer: &Answer, wanted: Wanted<'_>) -> Result<Self, RegistryError> {
         let (snapshot, skipped) = instances::read(answer, wanted)?;

@@ -62,7 +62,12 @@ pub fn answer(data: &[u8]) {
     let meta = if how & 4 != 0 { &meta[..] } else { &[] };
     let wanted = Wanted { warning: how & 1 != 0, from_afar, meta };
     match HealthAnswer::read(&answer, wanted) {
-        Ok(read) => holds_together(&read, wanted, u64::from(high)),
+        Ok(read) => {
+            holds_together(&read, wanted, u64::from(high));
+            let list = serde_json::from_slice::<Vec<serde_json::Value>>(body).expect("it was read as one");
+            // Else it would count as empty.
+            assert!(list.is_empty() || list.iter().any(|it| it["Service"].is_object()), "{list:?}");
+        }
         Err(error) => is_told(&error),
     }
     if let Err(error) = access::read(&answer) {

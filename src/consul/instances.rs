@@ -29,14 +29,18 @@ pub(super) struct Wanted<'a> {
 }
 
 /// Reads a body: the usable instances, and the entries that name nothing to
-/// connect to. An error means that the body is no list at all.
+/// connect to. An error means that the body is no list of entries at all: another
+/// thing, or a list of other things, as of somebody who answers in Consul's place.
 pub(super) fn read(
     answer: &Answer,
     wanted: Wanted<'_>,
 ) -> Result<(Snapshot, Vec<SkippedEntry>), RegistryError> {
     let (instances, places, skipped) = (Vec::new(), HashMap::new(), Vec::new());
-    let mut reading = Reading { answer, wanted, instances, places, skipped };
+    let mut reading = Reading { answer, wanted, others: 0, entries: 0, instances, places, skipped };
     answer.list("a list of health entries", |entry| reading.take(&entry))?;
+    if reading.others > 0 && reading.entries == 0 {
+        return Err(answer.not_understood("a list without a single health entry in it"));
+    }
     let instances = reading.instances.into_iter().map(Arc::new).collect();
     Ok((Snapshot { instances }, reading.skipped))
 }
@@ -45,6 +49,9 @@ pub(super) fn read(
 struct Reading<'a> {
     answer: &'a Answer,
     wanted: Wanted<'a>,
+    /// How many have the shape of an entry, good or bad, and how many have not.
+    entries: usize,
+    others: usize,
     instances: Vec<Instance>,
     places: HashMap<String, usize>,
     skipped: Vec<SkippedEntry>,
@@ -131,6 +138,7 @@ enum Health {
 
 impl Reading<'_> {
     fn take(&mut self, json: &Value) {
+        *(if json["Service"].is_object() { &mut self.entries } else { &mut self.others }) += 1;
         let entry = match Entry::deserialize(json) {
             Ok(entry) => entry,
             Err(error) => {
