@@ -16,6 +16,7 @@ use rustify::{
     enums::{RequestMethod, RequestType, ResponseType},
     errors::ClientError,
 };
+use tokio::time::{Instant, timeout};
 
 use super::{
     RegistryError,
@@ -25,6 +26,9 @@ use super::{
 
 /// How much of a refusal is read. What Consul has to say is far shorter.
 const REFUSAL_BYTES: usize = 4 << 10;
+/// How long the body of a refusal is read. Its status and its headers decide by
+/// themselves; our choice for what is only told.
+const REFUSAL_PATIENCE: Duration = Duration::from_millis(500);
 /// The longest URI that the `http` crate holds.
 const LONGEST_URI: usize = u16::MAX as usize - 1;
 
@@ -51,7 +55,8 @@ pub(super) struct Credentials {
 }
 
 /// Asks and waits up to `patience`, from connecting to the answer's last byte. A
-/// good answer may have `limit` bytes; of a refusal only the beginning is read.
+/// good answer may have `limit` bytes; of a refusal only the beginning is read, and
+/// only for 500 ms beyond its head.
 /// Dropping the future closes the connection.
 pub(super) async fn exchange(
     http: &HttpClient,
@@ -182,10 +187,7 @@ impl Client for Courier<'_> {
     /// Never an error: rustify logs each one three times at ERROR, on every
     /// attempt. A failure travels in the response's extensions instead.
     async fn execute(&self, request: Request<Vec<u8>>) -> Result<Response<Vec<u8>>, ClientError> {
-        let outcome = match tokio::time::timeout(self.patience, self.fetch(request)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(RegistryError::TimedOut { after: self.patience }),
-        };
+        let outcome = self.fetch(request).await;
         Ok(outcome.unwrap_or_else(|error| {
             let mut response = Response::new(Vec::new());
             response.extensions_mut().insert(error);
@@ -198,33 +200,55 @@ impl Courier<'_> {
     async fn fetch(&self, request: Request<Vec<u8>>) -> Result<Response<Vec<u8>>, RegistryError> {
         let request = reqwest::Request::try_from(request)
             .map_err(|error| RegistryError::Unsendable { reason: error.without_url().to_string() })?;
-        let mut incoming = self.http.http.execute(request).await.map_err(unanswered)?;
-        let good = incoming.status().is_success();
-        let limit = if good { self.limit } else { REFUSAL_BYTES };
-        let too_large = RegistryError::TooLarge { limit };
-        if good && incoming.content_length().is_some_and(|it| it > limit as u64) {
-            return Err(too_large);
-        }
+        let timed_out = |_| RegistryError::TimedOut { after: self.patience };
+        let started = Instant::now();
+        let sent = timeout(self.patience, self.http.http.execute(request));
+        let mut incoming = sent.await.map_err(timed_out)?.map_err(unanswered)?;
         let mut body = Vec::new();
-        loop {
-            match incoming.chunk().await {
-                Ok(Some(chunk)) if body.len() + chunk.len() <= limit => body.extend_from_slice(&chunk),
-                Ok(Some(_)) if good => return Err(too_large),
-                Ok(Some(chunk)) => {
-                    body.extend_from_slice(&chunk[..limit - body.len()]);
-                    break;
-                }
-                Ok(None) => break,
-                Err(error) if good => return Err(lost(error)),
-                // The status is what counts in a refusal.
-                Err(_) => break,
-            }
-        }
+        let whole = if incoming.status().is_success() {
+            let left = self.patience.saturating_sub(started.elapsed());
+            timeout(left, self.read(&mut incoming, &mut body)).await.map_err(timed_out)??;
+            true
+        } else {
+            let read = timeout(REFUSAL_PATIENCE, beginning(&mut incoming, &mut body)).await;
+            read.unwrap_or(false)
+        };
         let mut response = Response::new(body);
         *response.status_mut() = incoming.status();
         *response.headers_mut() = std::mem::take(incoming.headers_mut());
+        if !whole {
+            response.extensions_mut().insert(Cut);
+        }
         Ok(response)
     }
+
+    /// All of a good answer.
+    async fn read(&self, incoming: &mut reqwest::Response, body: &mut Vec<u8>) -> Result<(), RegistryError> {
+        let too_large = || RegistryError::TooLarge { limit: self.limit };
+        if incoming.content_length().is_some_and(|it| it > self.limit as u64) {
+            return Err(too_large());
+        }
+        while let Some(chunk) = incoming.chunk().await.map_err(lost)? {
+            if body.len() + chunk.len() > self.limit {
+                return Err(too_large());
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(())
+    }
+}
+
+/// The beginning of a refusal. True where that is all of it.
+async fn beginning(incoming: &mut reqwest::Response, body: &mut Vec<u8>) -> bool {
+    while body.len() < REFUSAL_BYTES {
+        match incoming.chunk().await {
+            Ok(Some(chunk)) => body.extend_from_slice(&chunk[..chunk.len().min(REFUSAL_BYTES - body.len())]),
+            Ok(None) => return true,
+            // The status is what counts in a refusal.
+            Err(_) => return false,
+        }
+    }
+    false
 }
 
 /// Nothing was answered. A connection that Consul does not want is closed at once,
@@ -261,7 +285,8 @@ mod tests {
     use crate::consul::{HealthQuery, ServiceName};
 
     fn uri(path: String, query: String) -> http02::Uri {
-        let credentials = Credentials { token: None, authorization: None, auth: None, known: Known::default() };
+        let credentials =
+            Credentials { token: None, authorization: None, auth: None, known: Known::default() };
         let endpoint = Call::get(path, query);
         let request = endpoint.with_middleware(&credentials).request("http://127.0.0.1:8500").unwrap();
         request.uri().clone()
