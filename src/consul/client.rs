@@ -21,6 +21,7 @@ use super::{
     pool::{AgentFailure, Pool},
     query,
     refusal::refusal,
+    repeat::Kept,
     secrets::Answer,
     token::Token,
     transport::{self, Call, Credentials},
@@ -44,6 +45,7 @@ pub struct ConsulClient {
 
 struct Inner {
     pool: Pool,
+    kept: Kept,
     token: Token,
     authorization: Option<HeaderValue>,
     /// User and password, to be kept out of errors.
@@ -71,6 +73,7 @@ impl ConsulClient {
         let pool = Pool::new(&config, &http);
         Ok(Self {
             inner: Arc::new(Inner {
+                kept: Kept::new(pool.addresses().count()),
                 pool,
                 token,
                 authorization,
@@ -331,9 +334,20 @@ impl ConsulClient {
         credentials: &Credentials,
         patience: Duration,
     ) -> Result<Answer, RegistryError> {
-        let Inner { pool, max_answer_bytes, acls_off, .. } = &*self.inner;
-        let outcome =
-            transport::exchange(pool.http(agent), credentials, call, patience, *max_answer_bytes).await;
+        let Inner { pool, kept, max_answer_bytes, acls_off, .. } = &*self.inner;
+        let (again, sent) = (call.repeatable(), Instant::now());
+        let send = |call, patience| {
+            transport::exchange(pool.http(agent), credentials, call, patience, *max_answer_bytes)
+        };
+        let mut outcome = send(call, patience).await;
+        if let (Err(RegistryError::Reset { .. }), Some(call)) = (&outcome, again)
+            && kept.repeats(agent, sent, Instant::now())
+        {
+            outcome = send(call, patience.saturating_sub(sent.elapsed())).await;
+        }
+        if outcome.is_ok() {
+            kept.answered(agent, Instant::now());
+        }
         // Whoever answers next may have other settings; and a 403 comes of ACLs alone.
         if outcome.as_ref().map_or(true, |answer| answer.status() == 403) {
             acls_off.store(false, Ordering::Relaxed);

@@ -113,6 +113,13 @@ impl Call {
     }
 }
 
+impl Call {
+    /// The same once more, where asking twice changes nothing.
+    pub(super) fn repeatable(&self) -> Option<Self> {
+        matches!(self.method, RequestMethod::GET).then(|| self.clone())
+    }
+}
+
 impl Endpoint for Call {
     /// The body is read elsewhere.
     type Response = ();

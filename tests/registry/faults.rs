@@ -89,6 +89,43 @@ async fn a_refusal_whose_body_does_not_end_is_still_that_refusal() {
     }
 }
 
+fn reply(reply: Reply) -> Vec<u8> {
+    let Reply::Send(bytes) = reply else { panic!("another reply") };
+    bytes
+}
+
+#[tokio::test]
+async fn a_kept_connection_that_is_closed_on_a_question_costs_one_repeat_and_no_error() {
+    let good = reply(answer("200 OK", "X-Consul-Index: 7\r\n", "[]"));
+    let server = Scripted::always(Reply::SendThenClose(good, 1)).await;
+    let client = client(&server.url());
+    for round in 1..=5 {
+        client.healthy_instances(&query("counter")).await.unwrap();
+        assert_eq!(server.requests().len(), 2 * round - 1, "all but the first are put twice");
+    }
+    // What may have changed something is not put again.
+    let error = client.pass_check("x").await.unwrap_err();
+    assert!(matches!(error, RegistryError::Reset { .. }), "{error:?}");
+    assert_eq!(server.requests().len(), 10);
+}
+
+#[tokio::test]
+async fn an_agent_that_takes_no_more_connections_is_asked_twice_and_told() {
+    let good = reply(answer("200 OK", "X-Consul-Index: 7\r\n", "[]"));
+    let server = Scripted::always(Reply::SendOnce(good)).await;
+    let client = client(&server.url());
+    client.healthy_instances(&query("counter")).await.unwrap();
+    let error = client.healthy_instances(&query("counter")).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Reset { .. }), "{error:?}");
+    assert_eq!(server.requests().len(), 3);
+    // One that has never answered cannot have closed a connection that was kept.
+    let server = Scripted::always(Reply::SendThenClose(Vec::new(), 0)).await;
+    let silent = super::client(&server.url());
+    let error = silent.healthy_instances(&query("counter")).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Reset { .. }), "{error:?}");
+    assert_eq!(server.requests().len(), 1);
+}
+
 #[tokio::test]
 async fn an_answer_is_read_up_to_the_limit_whether_its_length_is_told_or_not() {
     let mib = 1 << 20;
