@@ -2,6 +2,8 @@
 
 use std::{error::Error, sync::Arc, time::Duration};
 
+use crate::instance::Shown;
+
 /// Why the registry gave no answer to go by. None of these says that there are
 /// no instances.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -44,7 +46,7 @@ pub enum RegistryError {
     #[error("the agent has no server to ask")]
     NoServers,
     /// The agent does not know the datacenter.
-    #[error("the registry knows no way to datacenter {datacenter:?}")]
+    #[error("the registry knows no way to datacenter \"{}\"", Shown(datacenter))]
     NoPath {
         /// The datacenter asked for.
         datacenter: String,
