@@ -39,7 +39,9 @@ pub enum RegistryError {
         /// How long it was waited for.
         after: Duration,
     },
-    /// The servers are there and have no leader.
+    /// The servers are there and have no leader. Consul takes 7 s to say so, longer than
+    /// the default [`request_timeout`](super::ConsulConfig::request_timeout): a read that
+    /// does not block ends as [`TimedOut`](Self::TimedOut) before.
     #[error("the registry has no leader")]
     NoLeader,
     /// The agent that was asked knows no server.
