@@ -20,9 +20,11 @@ use super::{
     config, instances, name,
     pool::{AgentFailure, Pool},
     query,
-    refusal::{excerpt, refusal},
+    refusal::refusal,
+    repeat::Kept,
+    secrets::Answer,
     token::Token,
-    transport::{self, Answer, Call, Credentials},
+    transport::{self, Call, Credentials},
 };
 
 /// Asks one Consul agent, or the first of several that answers
@@ -43,6 +45,7 @@ pub struct ConsulClient {
 
 struct Inner {
     pool: Pool,
+    kept: Kept,
     token: Token,
     authorization: Option<HeaderValue>,
     /// User and password, to be kept out of errors.
@@ -70,6 +73,7 @@ impl ConsulClient {
         let pool = Pool::new(&config, &http);
         Ok(Self {
             inner: Arc::new(Inner {
+                kept: Kept::new(pool.addresses().count()),
                 pool,
                 token,
                 authorization,
@@ -161,7 +165,7 @@ impl ConsulClient {
         let _read = self.inner.pool.read().await?;
         let agent = self.inner.pool.search::<()>(false).agent;
         match self.call_within(agent, call, datacenter, patience).await {
-            Ok(answer) => access::read(&answer.body).map_err(|error| self.not_understood(error)),
+            Ok(answer) => access::read(&answer),
             Err(RegistryError::Status { code: 401, body }) if body.contains("ACL support disabled") => {
                 self.inner.acls_off.store(true, Ordering::Relaxed);
                 Ok(None)
@@ -186,10 +190,8 @@ impl ConsulClient {
         loop {
             let call = Call::get("v1/catalog/datacenters", String::new());
             let answer = self.call_within(search.agent, call, None, self.inner.request_timeout).await;
-            let read = |it: Answer| datacenters(&it.body).map_err(|error| self.not_understood(error));
-            if let Some(list) =
-                self.inner.pool.judge(&mut search, answer.and_then(read), |_| Contact::Unknown)
-            {
+            let list = answer.and_then(|it| datacenters(&it));
+            if let Some(list) = self.inner.pool.judge(&mut search, list, |_| Contact::Unknown) {
                 return list.map_err(|error| self.inner.pool.failure(search.agent, error));
             }
         }
@@ -272,7 +274,7 @@ impl ConsulClient {
             if waits { self.inner.pool.while_it_is_there(agent, answer).await? } else { answer.await? };
         let wanted =
             instances::Wanted { warning: query.wants_warning(), meta: query.wanted_meta(), from_afar };
-        let mut answer = HealthAnswer::read(&answer, wanted).map_err(|error| self.not_understood(error))?;
+        let mut answer = HealthAnswer::read(&answer, wanted)?;
         answer.agent = Arc::clone(pool.address(agent));
         answer.index = pool.index(agent, answer.index);
         Ok(answer)
@@ -308,21 +310,20 @@ impl ConsulClient {
         patience: Duration,
     ) -> Result<Answer, RegistryError> {
         let started = Instant::now();
-        let mut credentials = self.credentials().await;
+        let credentials = self.credentials().await;
         let mut answer = self.exchange(agent, call.clone(), &credentials, patience).await?;
-        if answer.status == 403 {
+        if answer.status() == 403 {
             // The token may have been exchanged while this was under way. A refused
             // request has done nothing, so it may be sent again.
             let now = self.credentials().await;
             if now.token != credentials.token {
-                credentials = now;
                 let left = patience.saturating_sub(started.elapsed());
-                answer = self.exchange(agent, call, &credentials, left).await?;
+                answer = self.exchange(agent, call, &now, left).await?;
             }
         }
-        match answer.status {
+        match answer.status() {
             200..300 => Ok(answer),
-            _ => Err(refusal(&answer, datacenter, |text| credentials.hidden(text))),
+            _ => Err(refusal(&answer, datacenter)),
         }
     }
 
@@ -333,30 +334,31 @@ impl ConsulClient {
         credentials: &Credentials,
         patience: Duration,
     ) -> Result<Answer, RegistryError> {
-        let Inner { pool, max_answer_bytes, acls_off, .. } = &*self.inner;
-        let outcome =
-            transport::exchange(pool.http(agent), credentials, call, patience, *max_answer_bytes).await;
+        let Inner { pool, kept, max_answer_bytes, acls_off, .. } = &*self.inner;
+        let (again, sent) = (call.repeatable(), Instant::now());
+        let send = |call, patience| {
+            transport::exchange(pool.http(agent), credentials, call, patience, *max_answer_bytes)
+        };
+        let mut outcome = send(call, patience).await;
+        if let (Err(RegistryError::Reset { .. }), Some(call)) = (&outcome, again)
+            && kept.repeats(agent, sent, Instant::now())
+        {
+            outcome = send(call, patience.saturating_sub(sent.elapsed())).await;
+        }
+        if outcome.is_ok() {
+            kept.answered(agent, Instant::now());
+        }
         // Whoever answers next may have other settings; and a 403 comes of ACLs alone.
-        if outcome.as_ref().map_or(true, |answer| answer.status == 403) {
+        if outcome.as_ref().map_or(true, |answer| answer.status() == 403) {
             acls_off.store(false, Ordering::Relaxed);
         }
         outcome
     }
 
-    /// An answer that nobody can read: why, without what it may repeat of the question.
-    fn not_understood(&self, error: impl fmt::Display) -> RegistryError {
-        let credentials = self.credentials_with(self.inner.token.last());
-        not_understood(error, &credentials)
-    }
-
-    fn credentials_with(&self, token: Option<HeaderValue>) -> Credentials {
-        let Inner { authorization, auth, .. } = &*self.inner;
-        Credentials { token, authorization: authorization.clone(), auth: auth.clone() }
-    }
-
     async fn credentials(&self) -> Credentials {
-        let token = self.inner.token.now().await;
-        self.credentials_with(token)
+        let Inner { authorization, auth, token, .. } = &*self.inner;
+        let (authorization, auth) = (authorization.clone(), auth.clone());
+        Credentials { token: token.now().await, authorization, auth, known: token.known() }
     }
 }
 
@@ -367,14 +369,9 @@ impl fmt::Debug for ConsulClient {
     }
 }
 
-/// The body of a list of datacenters.
-pub(super) fn datacenters(body: &[u8]) -> Result<Vec<String>, serde_json::Error> {
-    serde_json::from_slice(body)
-}
-
-/// What is wrong with an answer; serde repeats what it did not expect, however long.
-pub(super) fn not_understood(error: impl fmt::Display, credentials: &Credentials) -> RegistryError {
-    RegistryError::not_understood(excerpt(&credentials.hidden(&error.to_string())))
+/// A list of datacenters.
+pub(super) fn datacenters(answer: &Answer) -> Result<Vec<String>, RegistryError> {
+    answer.json()
 }
 
 fn checked(id: &str) -> Result<&str, RegistryError> {

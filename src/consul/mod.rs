@@ -39,6 +39,8 @@ mod pool;
 mod query;
 mod refusal;
 mod registration;
+mod repeat;
+mod secrets;
 mod token;
 mod transport;
 

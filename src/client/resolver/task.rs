@@ -247,6 +247,10 @@ impl<R: Rng> Task<R> {
         if let Some(waited) = waited {
             self.stir.answered(waited.took, waited.at_least, news);
         }
+        // Other registries than Consul, which tell of no agent, need have none.
+        if answer.index.is_none() && !answer.agent.is_empty() {
+            self.stir.without_index();
+        }
         let idle = self.stir.is_idle().then_some(RegistryDoubt::NotBlocking);
         let ended = self.standing.answered(answer, now);
         let settling = self.standing.is_settling().then_some(RegistryDoubt::Settling);

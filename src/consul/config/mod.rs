@@ -19,7 +19,7 @@ pub(super) use address::Address;
 pub use error::ConfigError;
 #[cfg(any(test, feature = "testkit"))]
 pub(super) use http::token_of;
-pub(super) use http::{authorization, http_client, token, token_in};
+pub(super) use http::{KEPT_FOR, authorization, http_client, token, token_in};
 
 /// How to reach a Consul agent.
 ///
