@@ -18,6 +18,7 @@ use super::{
     ServiceRegistration, access,
     agents::Contact,
     config, instances, name,
+    lanes::Place,
     pool::{AgentFailure, Pool},
     query,
     refusal::{excerpt, refusal},
@@ -32,7 +33,7 @@ use super::{
 /// as it blocks. An agent takes 200 from one address
 /// (<https://developer.hashicorp.com/consul/docs/agent/config/config-files#http_max_conns_per_client>)
 /// and resets what goes beyond. Reads that do not block are sixteen at once at the
-/// most, and more queue; blocking ones are for the caller to count.
+/// most, eight about any one other datacenter, and more queue; blocking ones are for the caller to count.
 ///
 /// Every method may be cancelled by dropping its future, which closes the
 /// connection it waits on.
@@ -158,7 +159,7 @@ impl ConsulClient {
         let datacenter = query.datacenter_name();
         let call = Call::post(access::PATH, query::in_datacenter(datacenter), body);
         let patience = self.inner.request_timeout.min(access::PATIENCE);
-        let _read = self.inner.pool.read().await?;
+        let _place = self.inner.pool.enter(self.lane(datacenter).as_deref()).await?;
         let agent = self.inner.pool.search::<()>(false).agent;
         match self.call_within(agent, call, datacenter, patience).await {
             Ok(answer) => access::read(&answer.body).map_err(|error| self.not_understood(error)),
@@ -180,16 +181,17 @@ impl ConsulClient {
     }
 
     async fn list_datacenters(&self) -> Result<Vec<String>, AgentFailure> {
+        let place = self.inner.pool.enter(None).await?;
         let mut search = self.inner.pool.search(false);
-        let _read =
-            self.inner.pool.read().await.map_err(|error| self.inner.pool.failure(search.agent, error))?;
         loop {
             let call = Call::get("v1/catalog/datacenters", String::new());
             let answer = self.call_within(search.agent, call, None, self.inner.request_timeout).await;
             let read = |it: Answer| datacenters(&it.body).map_err(|error| self.not_understood(error));
-            if let Some(list) =
-                self.inner.pool.judge(&mut search, answer.and_then(read), |_| Contact::Unknown)
-            {
+            let list = answer.and_then(read);
+            if !matches!(list, Err(RegistryError::TimedOut { .. })) {
+                place.answered();
+            }
+            if let Some(list) = self.inner.pool.judge(&mut search, list, |_| Contact::Unknown) {
                 return list.map_err(|error| self.inner.pool.failure(search.agent, error));
             }
         }
@@ -230,38 +232,57 @@ impl ConsulClient {
         query: &HealthQuery,
         block: Option<(BlockingIndex, Duration)>,
     ) -> Result<HealthAnswer, AgentFailure> {
-        let from_afar = match query.datacenter_name() {
-            Some(asked) => asked != self.own_datacenter().await?,
-            None => false,
-        };
+        if query.datacenter_name().is_some() {
+            self.own_datacenter().await?;
+        }
+        let lane = self.lane(query.datacenter_name());
+        let from_afar = lane.is_some();
         let (after, wait) = block.unwrap_or_default();
-        let mut search = self.inner.pool.search(from_afar);
+        let pool = &self.inner.pool;
+        let enter = || pool.enter(lane.as_deref());
+        // First, so that an agent is chosen by what those before have met with.
+        let mut place = if after.get().is_none() { Some(enter().await?) } else { None };
+        let mut search = pool.search(from_afar);
         loop {
-            let outcome = self.health_at(search.agent, query, after, wait, from_afar).await;
+            let block = pool.block(search.agent, after, query::bounded(wait));
+            if block.0.get().is_some() {
+                place = None;
+            } else if place.is_none() {
+                place = Some(enter().await?);
+            }
+            let outcome = self.health_at(search.agent, query, block, from_afar).await;
+            match place.take() {
+                Some(it) if matches!(outcome, Err(RegistryError::TimedOut { .. })) => it.unanswered(),
+                it => place = it.inspect(Place::answered),
+            }
             // What is said of another datacenter's leader says nothing of the agent.
             let contact = |answer: &HealthAnswer| match answer.behind() {
                 _ if from_afar => Contact::Unknown,
                 Some(age) => Contact::CutOff(age),
                 None => Contact::InTouch,
             };
-            if let Some(outcome) = self.inner.pool.judge(&mut search, outcome, contact) {
-                return outcome.map_err(|error| self.inner.pool.failure(search.agent, error));
+            if let Some(outcome) = pool.judge(&mut search, outcome, contact) {
+                return outcome.map_err(|error| pool.failure(search.agent, error));
             }
         }
+    }
+
+    /// The datacenter that reads about `datacenter` share places with, unless it is known
+    /// to be the agent's own.
+    fn lane(&self, datacenter: Option<&str>) -> Option<String> {
+        let asked = datacenter?;
+        (self.inner.own_datacenter.get().map(String::as_str) != Some(asked)).then(|| asked.to_owned())
     }
 
     async fn health_at(
         &self,
         agent: usize,
         query: &HealthQuery,
-        after: BlockingIndex,
-        wait: Duration,
+        (after, wait): (BlockingIndex, Duration),
         from_afar: bool,
     ) -> Result<HealthAnswer, RegistryError> {
         let pool = &self.inner.pool;
-        let (after, wait) = pool.block(agent, after, query::bounded(wait));
         let waits = after.get().is_some();
-        let _read = if waits { None } else { Some(self.inner.pool.read().await?) };
         let mut patience = self.inner.request_timeout;
         if waits {
             patience = patience.saturating_add(wait + wait / 16);

@@ -37,6 +37,13 @@ pub enum RegistryError {
         /// How long it was waited for.
         after: Duration,
     },
+    /// It was not asked: so many reads were under way that none could be added, and none of
+    /// them was answered meanwhile.
+    #[error("the registry was not asked: no read before it was answered within {after:?}")]
+    Unasked {
+        /// How long none was answered.
+        after: Duration,
+    },
     /// The servers are there and have no leader.
     #[error("the registry has no leader")]
     NoLeader,

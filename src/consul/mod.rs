@@ -34,6 +34,7 @@ mod error;
 pub mod fuzz;
 mod index;
 mod instances;
+mod lanes;
 mod name;
 mod pool;
 mod query;

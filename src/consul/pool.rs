@@ -1,33 +1,25 @@
-//! What all requests of a client share: the agents, which of them to ask, and how
-//! many reads may be under way.
+//! What all requests of a client share: the agents, which of them to ask, and the
+//! places for reads.
 
 use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
 use consulrs::client::{ConsulClient as Consulrs, ConsulClientSettings};
 use parking_lot::Mutex;
 use rustify::clients::reqwest::Client as HttpClient;
-use tokio::{
-    sync::{Semaphore, SemaphorePermit, watch},
-    time::{Instant, timeout},
-};
+use tokio::{sync::watch, time::Instant};
 use tower::util::rng::{HasherRng, Rng};
 
 use super::{
     BlockingIndex, ConsulConfig, RegistryError,
     agents::{self, Agents, Contact, Fault, Tried},
+    lanes::{Lanes, Place},
 };
-
-/// How many reads that do not wait are under way at once; more queue. Our choice:
-/// an agent answers one within a few milliseconds, so a thousand take a second.
-const READS_AT_ONCE: usize = 16;
 
 pub(super) struct Pool {
     /// At least one.
     agents: Vec<Agent>,
     chosen: Mutex<Chosen>,
-    reads: Semaphore,
-    /// How long a read may queue.
-    patience: Duration,
+    lanes: Lanes,
 }
 
 struct Agent {
@@ -54,9 +46,10 @@ pub(super) struct Search<T> {
     failures: Vec<(usize, Fault, RegistryError)>,
 }
 
-/// A question that failed, and the address of the agent whose failure it is.
+/// A question that failed, and the address of the agent whose failure it is; `None` where
+/// none was asked.
 pub(crate) struct AgentFailure {
-    pub(crate) agent: Arc<str>,
+    pub(crate) agent: Option<Arc<str>>,
     pub(crate) error: RegistryError,
 }
 
@@ -72,8 +65,7 @@ impl Pool {
         Self {
             chosen: Mutex::new(Chosen { agents: Agents::new(agents.len()), rng: HasherRng::new() }),
             agents,
-            reads: Semaphore::new(READS_AT_ONCE),
-            patience: config.request_timeout,
+            lanes: Lanes::new(config.request_timeout),
         }
     }
 
@@ -82,7 +74,7 @@ impl Pool {
     }
 
     pub(super) fn failure(&self, agent: usize, error: RegistryError) -> AgentFailure {
-        AgentFailure { agent: Arc::clone(self.address(agent)), error }
+        AgentFailure { agent: Some(Arc::clone(self.address(agent))), error }
     }
 
     pub(super) fn addresses(&self) -> impl Iterator<Item = &Arc<str>> {
@@ -93,13 +85,9 @@ impl Pool {
         &self.agents[agent].consulrs.http
     }
 
-    /// Waits until there is room for one more read. An agent that stands still must
-    /// not keep those who queue for ever: they give up as if they had asked.
-    pub(super) async fn read(&self) -> Result<SemaphorePermit<'_>, RegistryError> {
-        let after = self.patience;
-        let read = timeout(after, self.reads.acquire()).await;
-        let read = read.map_err(|_| RegistryError::TimedOut { after })?;
-        Ok(read.expect("the semaphore is never closed"))
+    /// Waits until there is room for one more read: about `datacenter`, or the agents' own.
+    pub(super) async fn enter(&self, datacenter: Option<&str>) -> Result<Place, AgentFailure> {
+        self.lanes.enter(datacenter).await.map_err(|error| AgentFailure { agent: None, error })
     }
 
     /// What to wait beyond at this agent, and how long.

@@ -1,0 +1,97 @@
+//! What the services of one client share at a registry: no datacenter, and no list of
+//! datacenters, holds the others up.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{SOON, register, until};
+use tokio::time::{sleep, timeout};
+use tokio_stream::StreamExt;
+use tonic_failover::{
+    client::{ConsulService, FailoverEvent, Fallback, GrpcClient, ServiceOptions},
+    consul::ConsulConfig,
+    testkit::Agent,
+};
+
+fn name(at: usize) -> String {
+    format!("s-{at}")
+}
+
+fn services(url: &str, count: usize, fallback: Fallback, warm: bool) -> (ConsulService, Vec<GrpcClient>) {
+    let builder = ConsulService::builder(ConsulConfig::new(url).unwrap()).fallback(fallback).keep_warm(warm);
+    // Nobody listens at these instances' addresses; the list is the matter here.
+    let options = |at| ServiceOptions::new(name(at)).ejection(SOON, SOON);
+    let consul = (0..count).fold(builder, |all, at| all.service(options(at))).build().unwrap();
+    let clients = (0..count).map(|at| consul.grpc_client(&name(at)).unwrap()).collect();
+    (consul, clients)
+}
+
+fn known(client: &GrpcClient, datacenter: &str) -> usize {
+    let status = client.status();
+    status.datacenters.iter().find(|it| it.name == datacenter).map_or(0, |it| it.known)
+}
+
+async fn until_all_know_one(clients: &[GrpcClient], datacenter: &str) {
+    let all = async {
+        while !clients.iter().all(|it| known(it, datacenter) == 1) {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(SOON, all).await.expect("all know it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_datacenter_that_hangs_holds_up_no_read_about_another() {
+    let [one, two, three] = ["dc1", "dc2", "dc3"].map(Agent::start);
+    let (one, two, three) = (one.await.unwrap(), two.await.unwrap(), three.await.unwrap());
+    one.join(&two);
+    one.join(&three);
+    for at in 0..60 {
+        register(three.registry(), &name(at), &format!("c-{at}"), 1).await;
+    }
+    let _hangs = one.faults().hang_datacenter("dc2");
+    let (consul, clients) = services(&one.url(), 60, Fallback::datacenters(["dc2", "dc3"]), false);
+    until_all_know_one(&clients, "dc3").await;
+    consul.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_warm_datacenter_that_hangs_is_told_lost_alone_and_delays_no_update_of_the_own_one() {
+    let (one, two) = (Agent::start("dc1").await.unwrap(), Agent::start("dc2").await.unwrap());
+    one.join(&two);
+    for at in 0..60 {
+        register(one.registry(), &name(at), &format!("a-{at}"), 1).await;
+    }
+    let _hangs = one.faults().hang_datacenter("dc2");
+    let (consul, clients) = services(&one.url(), 60, Fallback::datacenters(["dc2"]), true);
+    let mut told: Vec<_> = clients.iter().map(GrpcClient::events).collect();
+    until_all_know_one(&clients, "dc1").await;
+    for client in &clients {
+        until(client, "dc2 is told lost", |it| {
+            it.status().datacenters.get(1).is_some_and(|it| it.registry_error.is_some())
+        })
+        .await;
+    }
+    // All are read afresh, while dc2 holds what it may.
+    for at in 0..60 {
+        register(one.registry(), &name(at), &format!("b-{at}"), 2).await;
+    }
+    let all = async {
+        while !clients.iter().all(|it| known(it, "dc1") == 2) {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(SOON, all).await.expect("all see the change");
+    consul.shutdown().await;
+    drop(clients);
+    for events in &mut told {
+        while let Some(event) = timeout(SOON, events.next()).await.unwrap() {
+            if let FailoverEvent::RegistryLost { datacenter, error, .. } = &event {
+                assert_eq!(&**datacenter, "dc2", "{error}");
+            }
+        }
+    }
+}
