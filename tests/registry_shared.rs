@@ -5,16 +5,84 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use common::{SOON, register, until};
-use tokio::time::{sleep, timeout};
+use common::{SOON, options, register, until};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tokio_stream::StreamExt;
 use tonic_failover::{
     client::{ConsulService, FailoverEvent, Fallback, GrpcClient, ServiceOptions},
     consul::ConsulConfig,
     testkit::Agent,
 };
+
+/// Stands before an agent, and answers for it where the list of datacenters is asked for.
+struct Front {
+    url: String,
+    asked: Arc<AtomicUsize>,
+    _tasks: JoinSet<()>,
+}
+
+impl Front {
+    /// `answer`: what it says. `None`: nothing.
+    async fn start(agent: &Agent, answer: Option<&'static str>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (mut tasks, count, to) = (JoinSet::new(), asked.clone(), agent.http_addr());
+        tasks.spawn(async move {
+            let mut open = JoinSet::new();
+            loop {
+                let (mut from, _) = listener.accept().await.unwrap();
+                let count = count.clone();
+                open.spawn(async move {
+                    let Some(head) = head(&mut from).await else { return };
+                    if !head.contains("/v1/catalog/datacenters") {
+                        let mut to = TcpStream::connect(to).await.unwrap();
+                        let head = head.replacen("\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1);
+                        to.write_all(head.as_bytes()).await.unwrap();
+                        let _ = copy_bidirectional(&mut from, &mut to).await;
+                        return;
+                    }
+                    count.fetch_add(1, Ordering::Relaxed);
+                    match answer {
+                        Some(answer) => {
+                            let answer = format!(
+                                "HTTP/1.1 {answer}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                            );
+                            let _ = from.write_all(answer.as_bytes()).await;
+                        }
+                        // Until whoever asks gives up.
+                        None => while from.read(&mut [0]).await.is_ok_and(|it| it > 0) {},
+                    }
+                });
+            }
+        });
+        Self { url, asked, _tasks: tasks }
+    }
+}
+
+/// All up to the empty line, and what came with it.
+async fn head(from: &mut TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.windows(4).any(|it| it == b"\r\n\r\n") {
+        if from.read_buf(&mut head).await.ok()? == 0 {
+            return None;
+        }
+    }
+    String::from_utf8(head).ok()
+}
 
 fn name(at: usize) -> String {
     format!("s-{at}")
@@ -93,5 +161,21 @@ async fn a_warm_datacenter_that_hangs_is_told_lost_alone_and_delays_no_update_of
                 assert_eq!(&**datacenter, "dc2", "{error}");
             }
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_datacenter_that_was_named_is_asked_where_the_agent_does_not_tell_its_datacenters() {
+    let (one, two) = (Agent::start("dc1").await.unwrap(), Agent::start("dc2").await.unwrap());
+    one.join(&two);
+    register(two.registry(), "counter", "c", 1).await;
+    for answer in [Some("403 Forbidden"), Some("404 Not Found"), None] {
+        let front = Front::start(&one, answer).await;
+        let builder = ConsulService::builder(ConsulConfig::new(&front.url).unwrap());
+        let builder =
+            builder.fallback(Fallback::datacenters(["dc2"])).service(options().ejection(SOON, SOON));
+        let client = builder.build().unwrap().grpc_client("counter").unwrap();
+        until(&client, "dc2 is known", |it| known(it, "dc2") == 1).await;
+        assert!(front.asked.load(Ordering::Relaxed) > 0);
     }
 }

@@ -10,15 +10,17 @@ use std::{
 };
 
 use http02::HeaderValue;
-use tokio::{sync::OnceCell, time::Instant};
+use tokio::time::Instant;
 use url::form_urlencoded;
 
 use super::{
     BlockingIndex, ConfigError, ConsulConfig, Denied, HealthAnswer, HealthQuery, RegistryError,
     ServiceRegistration, access,
     agents::Contact,
-    config, instances, name,
+    config, instances,
     lanes::Place,
+    listed::Listed,
+    name,
     pool::{AgentFailure, Pool},
     query,
     refusal::{excerpt, refusal},
@@ -53,7 +55,7 @@ struct Inner {
     namespace: Option<String>,
     request_timeout: Duration,
     max_answer_bytes: usize,
-    own_datacenter: OnceCell<String>,
+    listed: Listed,
 }
 
 // === impl ConsulClient ===
@@ -79,7 +81,7 @@ impl ConsulClient {
                 namespace: config.namespace,
                 request_timeout: config.request_timeout,
                 max_answer_bytes: config.max_answer_bytes,
-                own_datacenter: OnceCell::new(),
+                listed: Listed::new(),
             }),
         })
     }
@@ -171,32 +173,6 @@ impl ConsulClient {
         }
     }
 
-    /// The datacenters that the agent knows: its own first, the others by their
-    /// round-trip time. One that is down stays in the list.
-    ///
-    /// # Errors
-    /// Where the registry gives no answer to go by.
-    pub async fn datacenters(&self) -> Result<Vec<String>, RegistryError> {
-        Ok(self.list_datacenters().await?)
-    }
-
-    async fn list_datacenters(&self) -> Result<Vec<String>, AgentFailure> {
-        let place = self.inner.pool.enter(None).await?;
-        let mut search = self.inner.pool.search(false);
-        loop {
-            let call = Call::get("v1/catalog/datacenters", String::new());
-            let answer = self.call_within(search.agent, call, None, self.inner.request_timeout).await;
-            let read = |it: Answer| datacenters(&it.body).map_err(|error| self.not_understood(error));
-            let list = answer.and_then(read);
-            if !matches!(list, Err(RegistryError::TimedOut { .. })) {
-                place.answered();
-            }
-            if let Some(list) = self.inner.pool.judge(&mut search, list, |_| Contact::Unknown) {
-                return list.map_err(|error| self.inner.pool.failure(search.agent, error));
-            }
-        }
-    }
-
     /// Registers an instance with the agent, or replaces what it had under this id.
     ///
     /// # Errors
@@ -233,7 +209,7 @@ impl ConsulClient {
         block: Option<(BlockingIndex, Duration)>,
     ) -> Result<HealthAnswer, AgentFailure> {
         if query.datacenter_name().is_some() {
-            self.own_datacenter().await?;
+            self.own_datacenter().await;
         }
         let lane = self.lane(query.datacenter_name());
         let from_afar = lane.is_some();
@@ -262,6 +238,11 @@ impl ConsulClient {
                 None => Contact::InTouch,
             };
             if let Some(outcome) = pool.judge(&mut search, outcome, contact) {
+                if let (None, Ok(answer)) = (query.datacenter_name(), &outcome)
+                    && let Some(first) = answer.snapshot.instances.first()
+                {
+                    self.inner.listed.learn(&first.datacenter);
+                }
                 return outcome.map_err(|error| pool.failure(search.agent, error));
             }
         }
@@ -271,7 +252,7 @@ impl ConsulClient {
     /// to be the agent's own.
     fn lane(&self, datacenter: Option<&str>) -> Option<String> {
         let asked = datacenter?;
-        (self.inner.own_datacenter.get().map(String::as_str) != Some(asked)).then(|| asked.to_owned())
+        (self.inner.listed.own().as_deref() != Some(asked)).then(|| asked.to_owned())
     }
 
     async fn health_at(
@@ -299,14 +280,16 @@ impl ConsulClient {
         Ok(answer)
     }
 
-    /// The datacenter of the agent, asked for once.
-    async fn own_datacenter(&self) -> Result<&str, AgentFailure> {
-        let own = self.inner.own_datacenter.get_or_try_init(|| async {
-            let all = self.list_datacenters().await?;
-            let none = || self.inner.pool.failure(0, RegistryError::not_understood("no datacenter at all"));
-            all.into_iter().next().ok_or_else(none)
-        });
-        own.await.map(String::as_str)
+    pub(super) fn pool(&self) -> &Pool {
+        &self.inner.pool
+    }
+
+    pub(super) fn listed(&self) -> &Listed {
+        &self.inner.listed
+    }
+
+    pub(super) fn request_timeout(&self) -> Duration {
+        self.inner.request_timeout
     }
 
     async fn put(&self, path: String, body: Vec<u8>) -> Result<(), RegistryError> {
@@ -321,7 +304,7 @@ impl ConsulClient {
         self.call_within(0, Call::put(path, query, body), None, self.inner.request_timeout).await.map(drop)
     }
 
-    async fn call_within(
+    pub(super) async fn call_within(
         &self,
         agent: usize,
         call: Call,
@@ -365,7 +348,7 @@ impl ConsulClient {
     }
 
     /// An answer that nobody can read: why, without what it may repeat of the question.
-    fn not_understood(&self, error: impl fmt::Display) -> RegistryError {
+    pub(super) fn not_understood(&self, error: impl fmt::Display) -> RegistryError {
         let credentials = self.credentials_with(self.inner.token.last());
         not_understood(error, &credentials)
     }
@@ -386,11 +369,6 @@ impl fmt::Debug for ConsulClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConsulClient").field("address", &self.address()).finish_non_exhaustive()
     }
-}
-
-/// The body of a list of datacenters.
-pub(super) fn datacenters(body: &[u8]) -> Result<Vec<String>, serde_json::Error> {
-    serde_json::from_slice(body)
 }
 
 /// What is wrong with an answer; serde repeats what it did not expect, however long.

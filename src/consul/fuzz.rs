@@ -10,9 +10,10 @@ use url::{Url, form_urlencoded};
 use super::{
     BlockingIndex, ConfigError, ConsulConfig, HealthAnswer, HealthQuery, RegistryError, ServiceName,
     ServiceRegistration, access, agents,
-    client::{datacenters, not_understood},
+    client::not_understood,
     config,
     instances::Wanted,
+    listed::datacenters,
     refusal::refusal,
     transport::{Answer, Call, Credentials},
 };

@@ -35,6 +35,7 @@ pub mod fuzz;
 mod index;
 mod instances;
 mod lanes;
+mod listed;
 mod name;
 mod pool;
 mod query;
