@@ -179,3 +179,15 @@ async fn a_datacenter_that_was_named_is_asked_where_the_agent_does_not_tell_its_
         assert!(front.asked.load(Ordering::Relaxed) > 0);
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_wish_to_be_left_alone_holds_for_all_who_want_the_list_of_datacenters() {
+    let one = Agent::start("dc1").await.unwrap();
+    let front = Front::start(&one, Some("429 Too Many Requests\r\nRetry-After: 60")).await;
+    let (consul, clients) = services(&front.url, 20, Fallback::nearest(), false);
+    // Each asks every second while its list is empty, and wants other datacenters meanwhile.
+    one.wait_for(|it| it.requests_to("/v1/health") >= 100).await.unwrap();
+    assert_eq!(clients.len(), 20);
+    assert_eq!(front.asked.load(Ordering::Relaxed), 1);
+    consul.shutdown().await;
+}

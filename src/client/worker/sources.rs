@@ -200,7 +200,7 @@ impl Sources {
             return Some(due);
         }
         let client = client.clone();
-        self.listing.spawn(async move { client.datacenters().await });
+        self.listing.spawn(async move { client.shared_datacenters().await });
         None
     }
 
