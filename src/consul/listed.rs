@@ -22,7 +22,7 @@ const FIRST_DELAY: Duration = Duration::from_millis(200);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 /// The longest that a wish to be left alone is heeded, as with other reads. Our choice.
 const LONGEST_QUIET: Duration = Duration::from_secs(300);
-/// How long a question about a datacenter waits for the name of the agent's own. Our
+/// How long those wait for the name of the agent's own datacenter who can do without. Our
 /// choice: an agent knows it by heart.
 const NAME_WITHIN: Duration = Duration::from_secs(1);
 
@@ -79,14 +79,17 @@ impl ConsulClient {
         if known.is_some() {
             return known;
         }
-        match timeout(NAME_WITHIN, self.shared_datacenters()).await {
-            Ok(list) => list.ok()?.into_iter().next(),
-            Err(_) => {
-                let silent = Err(RegistryError::TimedOut { after: NAME_WITHIN });
-                self.listed().state.lock().note(silent, Instant::now());
-                None
-            }
-        }
+        self.shared_datacenters_soon().await.ok()?.into_iter().next()
+    }
+
+    /// As [`shared_datacenters`](Self::shared_datacenters), for those who can do without.
+    pub(crate) async fn shared_datacenters_soon(&self) -> Result<Vec<String>, RegistryError> {
+        let list = timeout(NAME_WITHIN, self.shared_datacenters()).await;
+        list.unwrap_or_else(|_| {
+            let silent = RegistryError::TimedOut { after: NAME_WITHIN };
+            self.listed().state.lock().note(Err(silent.clone()), Instant::now());
+            Err(silent)
+        })
     }
 
     async fn list_datacenters(&self) -> Result<Vec<String>, AgentFailure> {
