@@ -18,6 +18,7 @@ mod lines;
 mod order;
 mod pace;
 mod resolved;
+mod seats;
 mod task;
 #[cfg(test)]
 mod tests;

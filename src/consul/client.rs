@@ -10,14 +10,17 @@ use std::{
 };
 
 use http02::HeaderValue;
-use tokio::{sync::OnceCell, time::Instant};
+use tokio::time::Instant;
 use url::form_urlencoded;
 
 use super::{
     BlockingIndex, ConfigError, ConsulConfig, Denied, HealthAnswer, HealthQuery, RegistryError,
     ServiceRegistration, access,
     agents::Contact,
-    config, instances, name,
+    config, instances,
+    lanes::Place,
+    listed::Listed,
+    name,
     pool::{AgentFailure, Pool},
     query,
     refusal::refusal,
@@ -34,7 +37,7 @@ use super::{
 /// as it blocks. An agent takes 200 from one address
 /// (<https://developer.hashicorp.com/consul/docs/agent/config/config-files#http_max_conns_per_client>)
 /// and resets what goes beyond. Reads that do not block are sixteen at once at the
-/// most, and more queue; blocking ones are for the caller to count.
+/// most, eight about any one other datacenter, and more queue; blocking ones are for the caller to count.
 ///
 /// Every method may be cancelled by dropping its future, which closes the
 /// connection it waits on.
@@ -55,7 +58,7 @@ struct Inner {
     namespace: Option<String>,
     request_timeout: Duration,
     max_answer_bytes: usize,
-    own_datacenter: OnceCell<String>,
+    listed: Listed,
 }
 
 // === impl ConsulClient ===
@@ -82,7 +85,7 @@ impl ConsulClient {
                 namespace: config.namespace,
                 request_timeout: config.request_timeout,
                 max_answer_bytes: config.max_answer_bytes,
-                own_datacenter: OnceCell::new(),
+                listed: Listed::new(),
             }),
         })
     }
@@ -162,7 +165,7 @@ impl ConsulClient {
         let datacenter = query.datacenter_name();
         let call = Call::post(access::PATH, query::in_datacenter(datacenter), body);
         let patience = self.inner.request_timeout.min(access::PATIENCE);
-        let _read = self.inner.pool.read().await?;
+        let _place = self.inner.pool.enter(self.lane(datacenter).as_deref()).await?;
         let agent = self.inner.pool.search::<()>(false).agent;
         match self.call_within(agent, call, datacenter, patience).await {
             Ok(answer) => access::read(&answer),
@@ -171,29 +174,6 @@ impl ConsulClient {
                 Ok(None)
             }
             Err(error) => Err(error),
-        }
-    }
-
-    /// The datacenters that the agent knows: its own first, the others by their
-    /// round-trip time. One that is down stays in the list.
-    ///
-    /// # Errors
-    /// Where the registry gives no answer to go by.
-    pub async fn datacenters(&self) -> Result<Vec<String>, RegistryError> {
-        Ok(self.list_datacenters().await?)
-    }
-
-    async fn list_datacenters(&self) -> Result<Vec<String>, AgentFailure> {
-        let mut search = self.inner.pool.search(false);
-        let _read =
-            self.inner.pool.read().await.map_err(|error| self.inner.pool.failure(search.agent, error))?;
-        loop {
-            let call = Call::get("v1/catalog/datacenters", String::new());
-            let answer = self.call_within(search.agent, call, None, self.inner.request_timeout).await;
-            let list = answer.and_then(|it| datacenters(&it));
-            if let Some(list) = self.inner.pool.judge(&mut search, list, |_| Contact::Unknown) {
-                return list.map_err(|error| self.inner.pool.failure(search.agent, error));
-            }
         }
     }
 
@@ -232,38 +212,62 @@ impl ConsulClient {
         query: &HealthQuery,
         block: Option<(BlockingIndex, Duration)>,
     ) -> Result<HealthAnswer, AgentFailure> {
-        let from_afar = match query.datacenter_name() {
-            Some(asked) => asked != self.own_datacenter().await?,
-            None => false,
-        };
+        if query.datacenter_name().is_some() {
+            self.own_datacenter().await;
+        }
+        let lane = self.lane(query.datacenter_name());
+        let from_afar = lane.is_some();
         let (after, wait) = block.unwrap_or_default();
-        let mut search = self.inner.pool.search(from_afar);
+        let pool = &self.inner.pool;
+        let enter = || pool.enter(lane.as_deref());
+        // First, so that an agent is chosen by what those before have met with.
+        let mut place = if after.get().is_none() { Some(enter().await?) } else { None };
+        let mut search = pool.search(from_afar);
         loop {
-            let outcome = self.health_at(search.agent, query, after, wait, from_afar).await;
+            let block = pool.block(search.agent, after, query::bounded(wait));
+            if block.0.get().is_some() {
+                place = None;
+            } else if place.is_none() {
+                place = Some(enter().await?);
+            }
+            let outcome = self.health_at(search.agent, query, block, from_afar).await;
+            match place.take() {
+                Some(it) if matches!(outcome, Err(RegistryError::TimedOut { .. })) => it.unanswered(),
+                it => place = it.inspect(Place::answered),
+            }
             // What is said of another datacenter's leader says nothing of the agent.
             let contact = |answer: &HealthAnswer| match answer.behind() {
                 _ if from_afar => Contact::Unknown,
                 Some(age) => Contact::CutOff(age),
                 None => Contact::InTouch,
             };
-            if let Some(outcome) = self.inner.pool.judge(&mut search, outcome, contact) {
-                return outcome.map_err(|error| self.inner.pool.failure(search.agent, error));
+            if let Some(outcome) = pool.judge(&mut search, outcome, contact) {
+                if let (None, Ok(answer)) = (query.datacenter_name(), &outcome)
+                    && let Some(first) = answer.snapshot.instances.first()
+                {
+                    self.inner.listed.learn(&first.datacenter);
+                }
+                return outcome.map_err(|error| pool.failure(search.agent, error));
             }
         }
+    }
+
+    /// The datacenter that reads about `datacenter` share places with, unless it is known
+    /// to be the agent's own.
+    fn lane(&self, datacenter: Option<&str>) -> Option<String> {
+        let asked = datacenter?;
+        (self.inner.listed.own().as_deref() != Some(asked)).then(|| asked.to_owned())
     }
 
     async fn health_at(
         &self,
         agent: usize,
         query: &HealthQuery,
-        after: BlockingIndex,
-        wait: Duration,
+        (after, wait): (BlockingIndex, Duration),
         from_afar: bool,
     ) -> Result<HealthAnswer, RegistryError> {
         let pool = &self.inner.pool;
-        let (after, wait) = pool.block(agent, after, query::bounded(wait));
         let waits = after.get().is_some();
-        let _read = if waits { None } else { Some(self.inner.pool.read().await?) };
         let mut patience = self.inner.request_timeout;
         if waits {
             patience = patience.saturating_add(wait + wait / 16);
@@ -280,14 +284,16 @@ impl ConsulClient {
         Ok(answer)
     }
 
-    /// The datacenter of the agent, asked for once.
-    async fn own_datacenter(&self) -> Result<&str, AgentFailure> {
-        let own = self.inner.own_datacenter.get_or_try_init(|| async {
-            let all = self.list_datacenters().await?;
-            let none = || self.inner.pool.failure(0, RegistryError::not_understood("no datacenter at all"));
-            all.into_iter().next().ok_or_else(none)
-        });
-        own.await.map(String::as_str)
+    pub(super) fn pool(&self) -> &Pool {
+        &self.inner.pool
+    }
+
+    pub(super) fn listed(&self) -> &Listed {
+        &self.inner.listed
+    }
+
+    pub(super) fn request_timeout(&self) -> Duration {
+        self.inner.request_timeout
     }
 
     async fn put(&self, path: String, body: Vec<u8>) -> Result<(), RegistryError> {
@@ -302,7 +308,7 @@ impl ConsulClient {
         self.call_within(0, Call::put(path, query, body), None, self.inner.request_timeout).await.map(drop)
     }
 
-    async fn call_within(
+    pub(super) async fn call_within(
         &self,
         agent: usize,
         call: Call,
@@ -367,11 +373,6 @@ impl fmt::Debug for ConsulClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConsulClient").field("address", &self.address()).finish_non_exhaustive()
     }
-}
-
-/// A list of datacenters.
-pub(super) fn datacenters(answer: &Answer) -> Result<Vec<String>, RegistryError> {
-    answer.json()
 }
 
 fn checked(id: &str) -> Result<&str, RegistryError> {

@@ -39,6 +39,13 @@ pub enum RegistryError {
         /// How long it was waited for.
         after: Duration,
     },
+    /// It was not asked: so many reads were under way that none could be added, and none of
+    /// them was answered meanwhile.
+    #[error("the registry was not asked: no read before it was answered within {after:?}")]
+    Unasked {
+        /// How long none was answered.
+        after: Duration,
+    },
     /// The servers are there and have no leader. Consul takes 7 s to say so, longer than
     /// the default [`request_timeout`](super::ConsulConfig::request_timeout): a read that
     /// does not block ends as [`TimedOut`](Self::TimedOut) before.

@@ -9,10 +9,9 @@ use url::{Url, form_urlencoded};
 
 use super::{
     BlockingIndex, ConfigError, ConsulConfig, HealthAnswer, HealthQuery, RegistryError, ServiceName,
-    ServiceRegistration, access, agents,
-    client::datacenters,
-    config,
+    ServiceRegistration, access, agents, config,
     instances::Wanted,
+    listed::datacenters,
     refusal::refusal,
     secrets::Answer,
     token::Known,
@@ -80,7 +79,8 @@ pub fn answer(data: &[u8]) {
     is_told(&error);
     assert!(error.retry_after().is_none() || matches!(error, RegistryError::RateLimited { .. }));
     // What an agent answers by itself says as much of it, whatever was asked about.
-    assert!(agents::is_at_fault(&error, false) || !agents::is_at_fault(&error, true), "{error}");
+    let [near, far] = [false, true].map(|from_afar| agents::fault(&error, from_afar) == agents::Fault::Agent);
+    assert!(near || !far, "{error}");
 }
 
 /// Reads `data` as settings: lines `VARIABLE=value`, each line also as an address, a

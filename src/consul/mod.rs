@@ -34,6 +34,8 @@ mod error;
 pub mod fuzz;
 mod index;
 mod instances;
+mod lanes;
+mod listed;
 mod name;
 mod pool;
 mod query;
