@@ -241,6 +241,8 @@ async fn calls_out_when_their_server_is_killed_may_have_run() {
     for result in calls.join_all().await {
         assert_eq!(verdict("kill -9", result.unwrap_err()).proof, Proof::MayHaveRun);
     }
+    // Nobody is there any more: what comes now finds that out before it is sent.
+    assert_eq!(proof("after it", channel, backend.port).await, Proof::NeverSent);
 
     let mut backend = Backend::start("60s").await;
     let stage = Stage::of(backend.port).await;
