@@ -88,6 +88,16 @@ async fn a_stream_reset_in_the_response_cuts_it_whatever_the_reason() {
             let status = stream.message().await.unwrap_err();
             is_ours(&what, &status, &CallErrorKind::ResponseCut, 1);
             assert_eq!(server.asks().len(), 2, "{what}: never resent");
+
+            let once = move |ask: &Ask| match ask.number {
+                1 => Act::Begin(messages, End::Reset(reason)),
+                _ => Act::Answer,
+            };
+            let server = Scripted::start(once).await;
+            let stage = Stage::of(server.port).await;
+            assert_eq!(stage.call(GET).await.unwrap(), 2, "{what}: nobody has seen a part of it");
+            let previous = server.asks()[1].header("grpc-previous-rpc-attempts").map(str::to_owned);
+            assert_eq!(previous.as_deref(), Some("1"), "{what}: resent as one that may have run");
         }
     }
 }
