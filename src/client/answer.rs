@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use http::Response;
+use http::{HeaderMap, Response};
 use http_body_util::BodyExt;
 use tonic::{Status, body::Body};
 
@@ -22,12 +22,27 @@ pub(crate) enum Answer {
     Whole(Response<Frames>),
 }
 
+/// A response of no gRPC server becomes one that says so in its headers: what a
+/// proxy writes for people is not read as a message.
+pub(crate) fn as_grpc(mut response: Response<Body>) -> Response<Body> {
+    let Some(status) = outcome::status_of_no_server(&response) else { return response };
+    if let Err(error) = status.add_header(response.headers_mut()) {
+        tracing::debug!(%error, "no header could be made of a status");
+    }
+    response.map(|_| Body::empty())
+}
+
+/// Whether these say how the call ended.
+pub(crate) fn tell(headers: &HeaderMap) -> bool {
+    headers.contains_key(Status::GRPC_STATUS)
+}
+
 impl Answer {
     /// Takes the response in, up to `limit` bytes; what is longer goes on as it
     /// has begun.
     ///
     /// # Errors
-    /// The body's own, and [`NoEnd`] where it stops without trailers.
+    /// The body's own, and [`NoEnd`] where it stops without a status.
     pub(crate) async fn whole(
         response: Response<Body>,
         limit: usize,
@@ -52,7 +67,7 @@ impl Answer {
             }
         }
         let response = Response::from_parts(head, Frames::ending(kept, trailers));
-        if response.body().trailers().is_none() && outcome::status_in_headers(&response).is_none() {
+        if !response.body().trailers().is_some_and(tell) && !tell(response.headers()) {
             return Err(NoEnd.into());
         }
         Ok(Self::Whole(response))
@@ -61,10 +76,12 @@ impl Answer {
     /// The call's status, as far as it is known.
     pub(crate) fn status(&self) -> Option<Status> {
         match self {
-            Self::Begun(response) => outcome::status_in_headers(response),
+            Self::Begun(response) => Status::from_header_map(response.headers()),
             Self::Whole(response) => {
                 let trailers = response.body().trailers();
-                trailers.and_then(Status::from_header_map).or_else(|| outcome::status_in_headers(response))
+                trailers
+                    .and_then(Status::from_header_map)
+                    .or_else(|| Status::from_header_map(response.headers()))
             }
         }
     }
@@ -72,13 +89,12 @@ impl Answer {
 
 /// The response stopped without saying how the call ended.
 #[derive(Debug, thiserror::Error)]
-#[error("the response ended without trailers")]
+#[error("the response ended without a status")]
 pub(crate) struct NoEnd;
 
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use http::HeaderMap;
     use http_body::Frame;
     use http_body_util::StreamBody;
     use tonic::Code;
@@ -116,6 +132,9 @@ mod tests {
         assert_eq!(cut.err().expect("cut").to_string(), Status::unknown("cut").to_string());
         let silent = Answer::whole(response(vec![data("one")]), 100).await;
         assert!(silent.err().expect("no end").is::<NoEnd>());
+        let trailers = HeaderMap::from_iter([("x-mine".parse().unwrap(), "1".parse().unwrap())]);
+        let mute = response(vec![data("one"), Ok(Frame::trailers(trailers))]);
+        assert!(Answer::whole(mute, 100).await.err().expect("no status").is::<NoEnd>());
     }
 
     #[tokio::test]

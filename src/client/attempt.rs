@@ -10,7 +10,7 @@ use tonic::body::Body;
 use tower::Service;
 
 use super::{
-    answer::Answer,
+    answer::{Answer, as_grpc},
     details,
     endpoint::Endpoint,
     outcome::{self, Proof, Verdict},
@@ -92,6 +92,7 @@ pub(crate) async fn attempt(
         };
         let mut response = sent.await.map_err(Failure::unanswered)?;
         details::drop_malformed(response.headers_mut());
+        let response = as_grpc(response);
         match whole {
             Some(limit) => Answer::whole(response, limit).await.map_err(Failure::cut),
             None => Ok(Answer::Begun(response)),

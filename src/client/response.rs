@@ -18,7 +18,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Code, Status, body::Body};
 
 use super::{
-    answer::NoEnd,
+    answer::{NoEnd, tell},
     balance::Chosen,
     call::CallContext,
     details,
@@ -88,7 +88,7 @@ impl WatchedBody {
     /// The response ends with these.
     fn trailers(&mut self, trailers: &HeaderMap) {
         let Some(Live { context, endpoint }) = self.end() else { return };
-        let code = trailers.get("grpc-status").map_or(Code::Unknown, |v| Code::from_bytes(v.as_bytes()));
+        let code = trailers.get(Status::GRPC_STATUS).map_or(Code::Ok, |v| Code::from_bytes(v.as_bytes()));
         if outcome::counts_against(code) {
             endpoint.link().failed(context.failures_to_eject());
         } else {
@@ -185,6 +185,9 @@ impl HttpBody for WatchedBody {
             Poll::Ready(Some(Ok(mut frame))) => {
                 if let Some(trailers) = frame.trailers_mut() {
                     details::drop_malformed(trailers);
+                    if !self.has_status && !tell(trailers) {
+                        return self.fail(CallErrorKind::ResponseCut, Some(Arc::new(NoEnd)));
+                    }
                     self.trailers(trailers);
                 } else {
                     endpoint.link().heard_now();

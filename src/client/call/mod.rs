@@ -28,7 +28,7 @@ use tonic::{Status, body::Body};
 pub(crate) use self::context::CallContext;
 use super::{
     admission::Admission,
-    answer::Answer,
+    answer::{self, Answer},
     balance::{Chosen, Picker},
     binding::Binding,
     choice::Reach,
@@ -37,7 +37,6 @@ use super::{
     hook::CallFailure,
     methods::Methods,
     options::ServiceOptions,
-    outcome,
     replay::ReplayBody,
     report::Report,
     response::WatchedBody,
@@ -178,7 +177,7 @@ fn hand_over(
     let mut response = match answer {
         Answer::Whole(response) => response.map(Body::new),
         Answer::Begun(response) => {
-            let has_status = outcome::status_in_headers(&response).is_some();
+            let has_status = answer::tell(response.headers());
             let until = deadline.of_body(context.has_unary_response());
             response
                 .map(|body| Body::new(WatchedBody::new(body, has_status, context, endpoint, attempts, until)))
