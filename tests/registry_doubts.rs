@@ -84,7 +84,13 @@ async fn answers_that_pour_in_while_the_index_stays_are_held_back_and_named() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     stage.a_change_is_seen(agent.registry()).await;
     until(&stage.client, "it is well again", |c| first(c).doubt.is_none()).await;
+    let told = |record: &Record| {
+        let begun = record.count(|it| matches!(it, FailoverEvent::NotBlocking { .. }));
+        (begun, record.count(|it| matches!(it, FailoverEvent::BlockingAgain { .. })))
+    };
+    stage.record.until("it is told, and told again when it ends", |r| told(r) == (1, 1)).await;
     let record = stage.end("answers at once").await;
+    assert_eq!(told(&record), (1, 1), "{:#?}", record.words());
     assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
 }
 

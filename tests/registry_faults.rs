@@ -330,7 +330,13 @@ async fn a_sudden_empty_list_ends_nothing() {
     fault.off();
     until(&stage.client, "it is listed again", |c| first(c).empty_since.is_none()).await;
     assert!(!first(&stage.client).demoted);
+    let told = |record: &Record| {
+        let begun = record.count(|it| matches!(it, FailoverEvent::ListEmpty { .. }));
+        (begun, record.count(|it| matches!(it, FailoverEvent::ListFilled { .. })))
+    };
+    stage.record.until("it is told, and told again when it ends", |r| told(r) == (1, 1)).await;
     let record = stage.end("empty list").await;
+    assert_eq!(told(&record), (1, 1), "{:#?}", record.words());
     assert_eq!(record.episodes(), (0, 0), "{:#?}", record.words());
     assert_eq!(record.bound().len(), 1, "{:#?}", record.words());
 }

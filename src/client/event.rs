@@ -132,6 +132,39 @@ pub enum FailoverEvent {
         /// From the beginning of the trouble until this was certain.
         after: Duration,
     },
+    /// The registry lists no instance any more. Those that it listed last stay in use, and
+    /// after [`demote_after`](super::ConsulServiceBuilder::demote_after) behind every other
+    /// datacenter's.
+    ListEmpty {
+        /// The service.
+        service: Arc<str>,
+        /// The datacenter asked about.
+        datacenter: String,
+    },
+    /// It lists some again.
+    ListFilled {
+        /// The service.
+        service: Arc<str>,
+        /// The datacenter asked about.
+        datacenter: String,
+        /// How long the list was empty.
+        after: Duration,
+    },
+    /// The registry answers blocking queries at once and without news; it is asked once a
+    /// second instead.
+    NotBlocking {
+        /// The service.
+        service: Arc<str>,
+        /// The datacenter asked about.
+        datacenter: String,
+    },
+    /// A query to it has waited again, or it is in other trouble, which is told.
+    BlockingAgain {
+        /// The service.
+        service: Arc<str>,
+        /// The datacenter asked about.
+        datacenter: String,
+    },
     /// The registry hides from the token what it is asked for. A list that comes
     /// empty for that reason says nothing: what was known before stays in use.
     AccessDenied {
@@ -190,6 +223,8 @@ impl FailoverEvent {
             | Self::ServingAgain { .. }
             | Self::FailedBack { .. }
             | Self::RegistryBack { .. }
+            | Self::ListFilled { .. }
+            | Self::BlockingAgain { .. }
             | Self::AccessGranted { .. } => false,
             Self::Ejected { .. }
             | Self::Draining { .. }
@@ -198,6 +233,8 @@ impl FailoverEvent {
             | Self::Unusable { .. }
             | Self::RegistryLost { .. }
             | Self::RegistryBehind { .. }
+            | Self::ListEmpty { .. }
+            | Self::NotBlocking { .. }
             | Self::AccessDenied { .. }
             | Self::Missed { .. } => true,
         }
@@ -262,6 +299,29 @@ impl fmt::Display for FailoverEvent {
                     Shown(datacenter),
                     after.as_secs_f64()
                 )
+            }
+            Self::ListEmpty { datacenter, .. } => {
+                write!(
+                    f,
+                    "the registry of {} lists no instance any more; the last known ones stay",
+                    Shown(datacenter)
+                )
+            }
+            Self::ListFilled { datacenter, after, .. } => write!(
+                f,
+                "the registry of {} lists instances again after {:.1} s",
+                Shown(datacenter),
+                after.as_secs_f64()
+            ),
+            Self::NotBlocking { datacenter, .. } => {
+                write!(
+                    f,
+                    "the registry of {} answers at once instead of when there is news",
+                    Shown(datacenter)
+                )
+            }
+            Self::BlockingAgain { datacenter, .. } => {
+                write!(f, "the registry of {} does no longer answer at once", Shown(datacenter))
             }
             Self::AccessDenied { datacenter, denied, .. } => {
                 write!(f, "the registry of {} hides something: {denied}", Shown(datacenter))
@@ -333,6 +393,14 @@ mod tests {
                     last_contact: after,
                 },
                 FailoverEvent::RegistryBack { service: at(&service), datacenter: datacenter(), after },
+            ),
+            (
+                FailoverEvent::ListEmpty { service: at(&service), datacenter: datacenter() },
+                FailoverEvent::ListFilled { service: at(&service), datacenter: datacenter(), after },
+            ),
+            (
+                FailoverEvent::NotBlocking { service: at(&service), datacenter: datacenter() },
+                FailoverEvent::BlockingAgain { service: at(&service), datacenter: datacenter() },
             ),
             (
                 FailoverEvent::AccessDenied {

@@ -155,6 +155,9 @@ impl fmt::Display for ServiceStatus {
             }
             if let Some(since) = datacenter.empty_since {
                 write!(f, ", {name} lists none for {}", Seconds(since.elapsed()))?;
+                if datacenter.demoted {
+                    f.write_str(" (its last known are the last resort)")?;
+                }
             }
         }
         Ok(())

@@ -41,7 +41,7 @@ use self::{
     drains::Drains,
     health::HealthWatches,
     probes::Probes,
-    sources::{Loss, News, trouble},
+    sources::{Emptied, Loss, News, trouble},
     updates::LookUps,
     wants::Wants,
 };
@@ -57,7 +57,7 @@ use super::{
     fleet::{Dial, Fleet, Key, Plan, Settings, Word},
     options::ServiceOptions,
     report::{LossCause, Report},
-    resolver::{Cause, Failure, Resolved},
+    resolver::{Cause, Failure, RegistryDoubt, Resolved},
 };
 use crate::{Instance, consul::RegistryError};
 
@@ -259,9 +259,9 @@ impl Worker {
             endpoint.link().retire();
             self.drains.part(&endpoint);
         }
-        let denied = resolved.denied;
+        let (denied, doubt) = (resolved.denied, resolved.doubt);
         let before = self.sources.note(tier, resolved);
-        let loss = self.sources.note_loss(tier);
+        let (loss, emptied) = (self.sources.note_loss(tier), self.sources.note_empty(tier));
         let name = &self.sources.get(tier).name;
         match loss {
             Some(Loss::Began(Cause::Lost(Failure { error, asked }))) => {
@@ -272,6 +272,15 @@ impl Worker {
             }
             Some(Loss::Ended(since)) => self.publisher.registry_back(name, since.elapsed()),
             None => {}
+        }
+        match emptied {
+            Some(Emptied::Began) => self.publisher.list_empty(name),
+            Some(Emptied::Ended(since)) => self.publisher.list_filled(name, since.elapsed()),
+            None => {}
+        }
+        let idle = |doubt| doubt == Some(RegistryDoubt::NotBlocking);
+        if idle(before.doubt) != idle(doubt) {
+            self.publisher.blocking(name, !idle(doubt));
         }
         if before.denied != denied {
             self.publisher.access(name, denied);

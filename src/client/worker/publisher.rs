@@ -156,6 +156,25 @@ impl Publisher {
         self.event(FailoverEvent::RegistryBack { service, datacenter, after });
     }
 
+    pub(crate) fn list_empty(&self, datacenter: &str) {
+        let (service, datacenter) = (self.service(), datacenter.to_owned());
+        self.event(FailoverEvent::ListEmpty { service, datacenter });
+    }
+
+    pub(crate) fn list_filled(&self, datacenter: &str, after: Duration) {
+        let (service, datacenter) = (self.service(), datacenter.to_owned());
+        self.event(FailoverEvent::ListFilled { service, datacenter, after });
+    }
+
+    /// Whether the registry lets blocking queries wait has changed.
+    pub(crate) fn blocking(&self, datacenter: &str, blocks: bool) {
+        let (service, datacenter) = (self.service(), datacenter.to_owned());
+        self.event(match blocks {
+            true => FailoverEvent::BlockingAgain { service, datacenter },
+            false => FailoverEvent::NotBlocking { service, datacenter },
+        });
+    }
+
     /// What the token may not read of a datacenter has changed.
     pub(crate) fn access(&self, datacenter: &str, denied: Option<Denied>) {
         let (service, datacenter) = (self.service(), datacenter.to_owned());

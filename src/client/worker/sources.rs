@@ -26,11 +26,20 @@ pub(crate) struct Source {
     /// Since when the registry has been told to be lost. It outlives the asking, so
     /// that what is told lost is told back before it is told lost again.
     pub(crate) lost_since: Option<Instant>,
+    /// Since when its list has been told to be empty; likewise.
+    empty_since: Option<Instant>,
 }
 
 impl Source {
     fn new(name: String, registry: Arc<dyn Registry>) -> Self {
-        Self { name, registry, resolver: None, last: Resolved::default(), lost_since: None }
+        Self {
+            name,
+            registry,
+            resolver: None,
+            last: Resolved::default(),
+            lost_since: None,
+            empty_since: None,
+        }
     }
 }
 
@@ -59,6 +68,13 @@ pub(crate) enum Others {
 /// What is to be told of a registry.
 pub(crate) enum Loss {
     Began(Cause),
+    /// It began then.
+    Ended(Instant),
+}
+
+/// What is to be told of a list.
+pub(crate) enum Emptied {
+    Began,
     /// It began then.
     Ended(Instant),
 }
@@ -293,6 +309,27 @@ impl Sources {
             (None, Some(since)) if source.last.answers > 0 => {
                 source.lost_since = None;
                 Some(Loss::Ended(since))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Sources {
+    /// Notes whether the list is empty by the word noted last, though instances were
+    /// known. A list that is hidden or not to be had ends nothing.
+    pub(crate) fn note_empty(&mut self, tier: usize) -> Option<Emptied> {
+        let source = &mut self.list[tier];
+        let last = &source.last;
+        let known = last.snapshot.as_ref().is_some_and(|it| !it.instances.is_empty());
+        match (last.empty_since, source.empty_since) {
+            (Some(since), None) if known => {
+                source.empty_since = Some(since);
+                Some(Emptied::Began)
+            }
+            (None, Some(since)) if known && last.error.is_none() && last.hidden_since.is_none() => {
+                source.empty_since = None;
+                Some(Emptied::Ended(since))
             }
             _ => None,
         }
