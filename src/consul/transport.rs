@@ -114,9 +114,11 @@ impl Call {
 }
 
 impl Call {
-    /// The same once more, where asking twice changes nothing.
+    /// The same once more, where asking twice changes nothing. One that waits beyond an
+    /// index is not: the agent that cut it off may have come back with lower ones.
     pub(super) fn repeatable(&self) -> Option<Self> {
-        matches!(self.method, RequestMethod::GET).then(|| self.clone())
+        let waits = self.query.split('&').any(|it| it.starts_with("index="));
+        (matches!(self.method, RequestMethod::GET) && !waits).then(|| self.clone())
     }
 }
 
