@@ -1,0 +1,237 @@
+//! One run: calls at a steady pace to two servers, one of which is struck.
+//!
+//! It knows nothing of the client: the bench of the peers uses it too.
+
+use std::{
+    collections::{HashMap, HashSet},
+    env, fs,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+
+use super::common::backend::{Backend, Settings};
+
+const CALLS: usize = 20_000;
+const CALLERS: usize = 32;
+/// Between the beginnings of two calls: 2,000 a second.
+const PACE: Duration = Duration::from_micros(500);
+/// How long the server's handler takes.
+const WORK: Duration = Duration::from_millis(5);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(2);
+/// When the one server is struck, and when it is back.
+const STRUCK: Duration = Duration::from_secs(3);
+const BACK: Duration = Duration::from_secs(5);
+const THAWED: Duration = Duration::from_secs(9);
+/// After so long a freeze must have been detected.
+const DETECTED: Duration = Duration::from_millis(1200);
+/// A call that takes so long has been to the frozen server: none leaves it before `suspect_after`,
+/// which is 500 ms, and none takes so long elsewhere.
+const STUCK: Duration = Duration::from_millis(450);
+
+/// What becomes of one of the servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Calm,
+    Kill,
+    Terminate,
+    Stop,
+}
+
+/// A client of any kind.
+pub(crate) trait Client: Clone + Send + 'static {
+    /// Makes one call: the number of the server that answered, or the code of the failure.
+    fn call(&mut self, id: String, deadline: Duration) -> impl Future<Output = Result<u64, String>> + Send;
+}
+
+/// What came of one call.
+struct Call {
+    begun: Duration,
+    ended: Duration,
+    answer: Result<u64, String>,
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Run {
+    pub(crate) failed: f64,
+    /// Of those, the ones that a server had begun to execute.
+    pub(crate) executed_though_failed: f64,
+    pub(crate) executed_twice: f64,
+    /// The longest time without a success, in ms; so are all times.
+    pub(crate) gap: f64,
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    /// Of all calls, failed ones too.
+    pub(crate) slowest: f64,
+    /// From the server's return until it answers a call begun after that.
+    pub(crate) back: Option<f64>,
+    /// Calls that went to the frozen server after it must have been detected.
+    pub(crate) into_the_freeze: f64,
+    /// How many calls failed with which code.
+    pub(crate) codes: HashMap<String, usize>,
+}
+
+impl Fault {
+    pub(crate) const ALL: [Self; 4] = [Self::Calm, Self::Kill, Self::Terminate, Self::Stop];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Calm => "calm",
+            Self::Kill => "SIGKILL",
+            Self::Terminate => "SIGTERM",
+            Self::Stop => "SIGSTOP",
+        }
+    }
+
+    fn back(self) -> Duration {
+        if self == Self::Stop { THAWED } else { BACK }
+    }
+
+    async fn strike(self, start: Instant, server: &mut Backend, settings: &Settings) -> std::io::Result<()> {
+        sleep_until(start + STRUCK).await;
+        match self {
+            Self::Calm => return Ok(()),
+            Self::Kill => server.signal(Signal::KILL)?,
+            Self::Terminate => server.signal(Signal::TERM)?,
+            Self::Stop => server.signal(Signal::STOP)?,
+        }
+        sleep_until(start + self.back()).await;
+        match self {
+            Self::Stop => server.signal(Signal::CONT),
+            _ => {
+                server.wait()?;
+                *server = Backend::start(settings)?;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Two servers, and the client that `connect` makes of their ports and says
+/// which of the two is to be struck.
+pub(crate) async fn run<C: Client, E: Into<Box<dyn std::error::Error>>>(
+    fault: Fault,
+    connect: impl AsyncFnOnce([u16; 2]) -> Result<(C, usize), E>,
+) -> Result<Run, Box<dyn std::error::Error>> {
+    let journals = [1, 2].map(|n| env::temp_dir().join(format!("failover-{}-{n}", std::process::id())));
+    for journal in &journals {
+        let _ = fs::remove_file(journal);
+    }
+    let mut servers = Vec::new();
+    let mut settings = Vec::new();
+    for (number, journal) in (1..).zip(&journals) {
+        let mut set = Settings { work: WORK, journal: Some(journal.clone()), ..Settings::new(number) };
+        let server = Backend::start(&set)?;
+        // It comes back where it was.
+        set.listen.set_port(server.port);
+        servers.push(server);
+        settings.push(set);
+    }
+    let (client, struck) = connect([servers[0].port, servers[1].port]).await.map_err(Into::into)?;
+    let start = Instant::now();
+    let mut server = servers.swap_remove(struck);
+    let setting = settings.swap_remove(struck);
+    let strike = fault.strike(start, &mut server, &setting);
+    let (struck_well, calls) = tokio::join!(strike, calls(client, start));
+    struck_well?;
+    // A server that was frozen may still have something to execute.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let run = judge(fault, struck, calls, &journals)?;
+    for journal in &journals {
+        let _ = fs::remove_file(journal);
+    }
+    Ok(run)
+}
+
+/// All calls, in the order of their numbers.
+async fn calls<C: Client>(client: C, start: Instant) -> Vec<Call> {
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut callers = JoinSet::new();
+    for _ in 0..CALLERS {
+        let (mut client, next) = (client.clone(), next.clone());
+        callers.spawn(async move {
+            let mut calls = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= CALLS {
+                    return calls;
+                }
+                sleep_until(start + PACE * u32::try_from(number).expect("few")).await;
+                let begun = start.elapsed();
+                let answer = client.call(number.to_string(), DEADLINE).await;
+                calls.push((number, Call { begun, ended: start.elapsed(), answer }));
+            }
+        });
+    }
+    let mut all: Vec<_> = callers.join_all().await.into_iter().flatten().collect();
+    all.sort_by_key(|(number, _)| *number);
+    all.into_iter().map(|(_, call)| call).collect()
+}
+
+fn judge(
+    fault: Fault,
+    struck: usize,
+    calls: Vec<Call>,
+    journals: &[PathBuf; 2],
+) -> Result<Run, Box<dyn std::error::Error>> {
+    let mut executed: HashMap<usize, usize> = HashMap::new();
+    let mut by_struck = HashSet::new();
+    for (place, journal) in journals.iter().enumerate() {
+        for line in fs::read_to_string(journal)?.lines() {
+            let number = line.parse()?;
+            *executed.entry(number).or_default() += 1;
+            if place == struck {
+                by_struck.insert(number);
+            }
+        }
+    }
+    let mut run = Run::default();
+    let (mut ends, mut took) = (Vec::new(), Vec::new());
+    let server = u64::try_from(struck)? + 1;
+    for (number, call) in calls.iter().enumerate() {
+        let lasted = call.ended - call.begun;
+        run.slowest = run.slowest.max(ms(lasted));
+        match &call.answer {
+            Ok(by) => {
+                ends.push(call.ended);
+                took.push(lasted);
+                if fault != Fault::Calm && *by == server && call.begun >= fault.back() {
+                    let back = ms(call.ended - fault.back());
+                    run.back = Some(run.back.map_or(back, |first| first.min(back)));
+                }
+            }
+            Err(code) => {
+                run.failed += 1.0;
+                *run.codes.entry(code.clone()).or_default() += 1;
+                run.executed_though_failed += f64::from(executed.contains_key(&number));
+            }
+        }
+        if fault == Fault::Stop
+            && (STRUCK + DETECTED..THAWED).contains(&call.begun)
+            && (lasted > STUCK || by_struck.contains(&number))
+        {
+            run.into_the_freeze += 1.0;
+        }
+    }
+    run.executed_twice = executed.values().filter(|times| **times > 1).count() as f64;
+    ends.sort();
+    took.sort();
+    run.gap = ends.windows(2).map(|two| ms(two[1] - two[0])).fold(0.0, f64::max);
+    run.p50 = took.get(took.len() / 2).copied().map_or(0.0, ms);
+    run.p99 = took.get(took.len() * 99 / 100).copied().map_or(0.0, ms);
+    Ok(run)
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
