@@ -37,6 +37,7 @@ mod frames;
 #[doc(hidden)]
 pub mod fuzz;
 mod handle;
+mod head;
 mod health;
 mod hook;
 mod mechanisms;
