@@ -18,6 +18,7 @@ use tonic::{Code, Status, body::Body};
 use super::{
     details,
     frames::{Frames, Kept},
+    headers::{GRPC_STATUS, find},
     outcome,
 };
 
@@ -49,7 +50,7 @@ impl Answer {
     /// allocations that a call that went well is spared.
     pub(crate) fn code(&self) -> Option<Code> {
         if let Self::Whole(response) = self
-            && let Some(code) = response.body().trailers().and_then(|it| it.get("grpc-status"))
+            && let Some(code) = response.body().trailers().and_then(|it| find(it, &GRPC_STATUS))
         {
             return Some(Code::from_bytes(code.as_bytes()));
         }

@@ -113,10 +113,6 @@ pin_project! {
 }
 
 /// The request on its way, and its answer.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a call goes through all of them, and a box is an allocation a call"
-)]
 enum Exchange {
     /// For room on the connection.
     Waits { channel: Channel, request: Option<Request<Body>> },

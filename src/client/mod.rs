@@ -38,6 +38,7 @@ mod frames;
 pub mod fuzz;
 mod handle;
 mod head;
+mod headers;
 mod health;
 mod hook;
 mod mechanisms;
@@ -55,6 +56,8 @@ mod service;
 mod service_config;
 mod services;
 mod socket;
+#[cfg(feature = "testkit")]
+mod stages;
 mod status;
 mod traffic;
 mod weights;
@@ -63,6 +66,8 @@ mod worker;
 #[cfg(any(test, feature = "testkit"))]
 #[doc(hidden)]
 pub use self::mechanisms::Mechanism;
+#[cfg(feature = "testkit")]
+pub use self::stages::stages;
 pub use self::{
     binding::Binding,
     builder::ConsulServiceBuilder,

@@ -16,7 +16,11 @@ use std::error::Error;
 
 use tonic::{Code, Status};
 
-use super::{answer::NoEnd, report::LossCause};
+use super::{
+    answer::NoEnd,
+    headers::{GRPC_STATUS, find},
+    report::LossCause,
+};
 
 /// What is proven about a request that got no response headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +96,9 @@ fn judge_h2(error: &h2::Error) -> Verdict {
 /// in a response without a body, or an HTTP status in its place, from a proxy
 /// that has no server behind it (the table is gRPC's "HTTP to gRPC Status Code Mapping").
 pub(crate) fn status_in_headers<B>(response: &http::Response<B>) -> Option<Status> {
-    if let Some(status) = Status::from_header_map(response.headers()) {
+    if find(response.headers(), &GRPC_STATUS).is_some()
+        && let Some(status) = Status::from_header_map(response.headers())
+    {
         return Some(status);
     }
     let code = match response.status().as_u16() {

@@ -23,6 +23,7 @@ use super::{
     call::CallContext,
     details,
     error::{CallError, CallErrorKind},
+    headers::{GRPC_STATUS, find},
     outcome,
 };
 
@@ -93,7 +94,7 @@ impl WatchedBody {
     /// The response ends with these.
     fn trailers(&mut self, trailers: &HeaderMap, now: Instant) {
         let Some(Live { context, endpoint }) = self.end() else { return };
-        let code = trailers.get("grpc-status").map_or(Code::Unknown, |v| Code::from_bytes(v.as_bytes()));
+        let code = find(trailers, &GRPC_STATUS).map_or(Code::Unknown, |v| Code::from_bytes(v.as_bytes()));
         if outcome::counts_against(code) {
             endpoint.link().failed(context.failures_to_eject());
         } else {
