@@ -82,10 +82,34 @@ impl Instance {
     }
 }
 
-/// `name@datacenter`.
+/// `name@datacenter`, long names cut and control characters escaped.
 impl fmt::Display for Instance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.name, self.datacenter)
+        write!(f, "{}@{}", Shown(&self.name), Shown(&self.datacenter))
+    }
+}
+
+/// How much of a name is shown. Our choice: a label in DNS, which the names of datacenters
+/// and most services are, has 63 characters at the most.
+const LONGEST_SHOWN: usize = 100;
+
+/// A name that others gave, as a line shows it: cut, with nothing in it that ends the
+/// line, moves a terminal's cursor, or turns the direction of writing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown<'a>(pub(crate) &'a str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut letters = self.0.chars();
+        for letter in letters.by_ref().take(LONGEST_SHOWN) {
+            let hides = matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+            if hides || letter.is_control() {
+                write!(f, "{}", letter.escape_default())?;
+            } else {
+                write!(f, "{letter}")?;
+            }
+        }
+        if letters.next().is_some() { f.write_str("…") } else { Ok(()) }
     }
 }
 
@@ -95,4 +119,32 @@ impl fmt::Display for Instance {
 pub struct Snapshot {
     /// The instances.
     pub instances: Vec<Arc<Instance>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_name_of_any_kind_is_shown_in_one_short_line(name in "(?s).{0,300}", datacenter in "[\\x00-\\x7f]{0,300}") {
+            let shown = Instance::new(name, "a", 1, datacenter).to_string();
+            // Ten letters for each that is escaped.
+            prop_assert!(shown.chars().count() <= 2 * (10 * LONGEST_SHOWN + 1) + 1, "{shown}");
+            prop_assert!(!shown.contains(char::is_control), "{shown:?}");
+        }
+
+        #[test]
+        fn an_ordinary_name_is_shown_as_it_is(name in "[a-zA-Z0-9é_. -]{0,100}") {
+            prop_assert_eq!(Shown(&name).to_string(), name);
+        }
+    }
+
+    #[test]
+    fn what_is_cut_says_so() {
+        assert_eq!(Shown(&"x".repeat(101)).to_string(), format!("{}…", "x".repeat(100)));
+        assert_eq!(Shown("a\u{1b}[2Jb\nc\u{202e}").to_string(), "a\\u{1b}[2Jb\\nc\\u{202e}");
+    }
 }

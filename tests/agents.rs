@@ -16,7 +16,8 @@ use tonic_failover::{
 };
 
 fn config(first: &str, second: &str) -> ConsulConfig {
-    ConsulConfig::new(first).unwrap().more_agents([second]).unwrap().request_timeout(Duration::from_secs(1))
+    let config = ConsulConfig::new(first).unwrap().more_agents([second]).unwrap();
+    config.request_timeout(Duration::from_secs(1)).max_answer_bytes(64 << 10)
 }
 
 fn counter(first: &str, second: &str) -> GrpcClient {
@@ -228,13 +229,69 @@ async fn an_index_is_never_used_with_another_agent() {
 }
 
 #[tokio::test]
-async fn what_no_agent_can_help_is_asked_of_one_alone() {
+async fn an_agent_that_answers_badly_is_left_for_one_that_answers_well() {
+    let query = HealthQuery::new("counter").unwrap();
+    type Fault = fn(&Agent) -> tonic_failover::testkit::Switch;
+    let faults: [(&str, Fault); 9] = [
+        ("HTML", |it| it.faults().status(200, "<html>")),
+        ("null", |it| it.faults().status(200, "null")),
+        ("404", |it| it.faults().status(404, "")),
+        ("403", |it| it.faults().status(403, "Permission denied")),
+        ("429", |it| it.faults().status(429, "")),
+        ("no leader", |it| it.faults().status(500, "No cluster leader")),
+        ("500", |it| it.faults().status(500, "rpc error making call: panic")),
+        ("301", |it| it.faults().status(301, "")),
+        ("too large", |it| it.faults().oversized(1 << 20)),
+    ];
+    for (what, fault) in faults {
+        let (first, second) = (Agent::start("dc1").await.unwrap(), Agent::start("dc1").await.unwrap());
+        fill(first.registry(), second.registry()).await;
+        let client = ConsulClient::new(config(&first.url(), &second.url())).unwrap();
+        let _bad = fault(&first);
+        for _ in 0..5 {
+            let answer = client.healthy_instances(&query).await.unwrap_or_else(|it| panic!("{what}: {it}"));
+            assert_eq!((&*answer.agent, answer.snapshot.instances.len()), (&*second.url(), 1), "{what}");
+        }
+        let list = client.datacenters().await.unwrap_or_else(|it| panic!("{what}: {it}"));
+        assert_eq!(list, ["dc1"], "{what}");
+        // The same of all the while a service is served.
+        let client = counter(&first.url(), &second.url());
+        until_answered_by(&client, &second.url()).await;
+        until_known(&client, 1).await;
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_asks_to_be_left_alone_is_not_asked_while_another_answers() {
     let (first, second) = (Agent::start("dc1").await.unwrap(), Agent::start("dc1").await.unwrap());
+    fill(first.registry(), second.registry()).await;
     let client = ConsulClient::new(config(&first.url(), &second.url())).unwrap();
-    first.faults().status(403, "ACL not found");
-    let refused = client.healthy_instances(&HealthQuery::new("counter").unwrap()).await;
-    assert!(matches!(refused, Err(RegistryError::Forbidden { .. })));
-    assert_eq!(second.counters().requests_to("/v1/health"), 0);
+    let _limited = first.faults().rate_limit(Duration::from_secs(60));
+    for _ in 0..20 {
+        let answer = client.healthy_instances(&HealthQuery::new("counter").unwrap()).await.unwrap();
+        assert_eq!(&*answer.agent, second.url());
+    }
+    assert_eq!(first.counters().requests_to("/v1/health"), 1);
+}
+
+#[tokio::test]
+async fn what_all_agents_refuse_is_told_and_held_against_none() {
+    let (first, second) = (Agent::start("dc1").await.unwrap(), Agent::start("dc1").await.unwrap());
+    fill(first.registry(), second.registry()).await;
+    let client = ConsulClient::new(config(&first.url(), &second.url())).unwrap();
+    let query = HealthQuery::new("counter").unwrap();
+    for _ in 0..10 {
+        let refusals = [&first, &second].map(|it| it.faults().status(403, "ACL not found"));
+        let refused = client.healthy_instances(&query).await;
+        assert!(matches!(refused, Err(RegistryError::Forbidden { .. })), "{refused:?}");
+        refusals.iter().for_each(|it| it.off());
+        let answer = client.healthy_instances(&query).await.unwrap();
+        assert_eq!(&*answer.agent, first.url(), "it does not rest");
+    }
+    // A refusal says more than silence, whoever was asked last.
+    let (_refused, _gone) = (first.faults().status(403, "ACL not found"), second.faults().refuse());
+    let refused = client.healthy_instances(&query).await;
+    assert!(matches!(refused, Err(RegistryError::Forbidden { .. })), "{refused:?}");
 }
 
 #[test]

@@ -140,21 +140,47 @@ fn no_source_is_longer_than_400_lines_without_its_tests() {
     assert!(long.is_empty(), "{long:?}");
 }
 
+/// Tables whose rows name tests in their last column: the page, how its rows begin, and
+/// how many there are at least.
+const SHOWN: &[(&str, &str, usize)] = &[("docs/requirements.md", "| R", 29), ("docs/judging.md", "| J", 32)];
+
 #[test]
-fn each_requirement_names_tests_that_exist() {
+fn each_row_of_a_table_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
     sources(&root.join("src"), &mut found);
     sources(&root.join("tests"), &mut found);
     let all: String = found.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
-    let table = fs::read_to_string(root.join("docs/requirements.md")).unwrap();
-    let rows: Vec<_> = table.lines().filter(|line| line.starts_with("| R")).collect();
-    assert!(rows.len() >= 29, "every requirement has its row");
     let mut missing = Vec::new();
-    for row in rows {
-        let tests: Vec<_> = row.split('|').nth(4).unwrap_or_default().split('`').skip(1).step_by(2).collect();
-        assert!(!tests.is_empty(), "no test: {row}");
-        missing.extend(tests.into_iter().filter(|test| !all.contains(&format!("fn {test}("))));
+    for (page, begin, at_least) in SHOWN {
+        let table = fs::read_to_string(root.join(page)).unwrap();
+        let rows: Vec<_> = table.lines().filter(|line| line.starts_with(begin)).collect();
+        assert!(rows.len() >= *at_least, "{page}: every one has its row");
+        for row in rows {
+            let last = row.trim_end_matches([' ', '|']).rsplit('|').next().unwrap_or_default();
+            let tests: Vec<_> = last.split('`').skip(1).step_by(2).collect();
+            assert!(!tests.is_empty(), "{page}: no test: {row}");
+            let none = tests.into_iter().filter(|test| !all.contains(&format!("fn {test}(")));
+            missing.extend(none.map(str::to_owned));
+        }
     }
     assert!(missing.is_empty(), "no such test: {missing:?}");
+}
+
+#[test]
+fn judging_without_tonics_server_is_of_the_very_versions_of_the_package() {
+    let packages = |lock: &str| {
+        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(lock)).unwrap();
+        let lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        let named = lines.windows(2).filter(|pair| pair[0].starts_with("name = "));
+        named.map(|pair| pair.join(", ")).collect::<Vec<_>>()
+    };
+    let all = packages("Cargo.lock");
+    let mut other = packages("tests/client_only/Cargo.lock");
+    assert!(other.len() > 100);
+    other.retain(|package| !all.contains(package) && !package.contains("judging-without-server"));
+    assert!(
+        other.is_empty(),
+        "copy Cargo.lock over it, and let cargo take out what is not needed: {other:?}"
+    );
 }

@@ -8,7 +8,11 @@ use std::{fs, time::Duration};
 
 use common::{SOON, deregister, register};
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    io::AsyncWriteExt,
+    net::TcpStream,
+    time::{Instant, sleep, timeout},
+};
 use tokio_stream::StreamExt;
 use tonic_failover::{
     client::{BuildError, ConsulService, FailoverEvent, GrpcClient, ServiceOptions},
@@ -131,6 +135,56 @@ async fn a_real_consul_never_sees_its_limit_of_connections() {
     }
     drop(agent);
     println!("most connections {}", timeout(SOON, watcher).await.unwrap().unwrap());
+}
+
+/// Waits until each has been seen fresh once.
+async fn until_each_was_fresh(clients: &[GrpcClient]) {
+    let mut left: Vec<_> = clients.iter().collect();
+    let fresh = async {
+        while !left.is_empty() {
+            left.retain(|it| it.status().datacenters.first().is_none_or(|it| it.stale_since.is_some()));
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(3 * SOON, fresh).await.expect("none is stale for ever");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_few_connections_are_left_long_polls_make_room_for_reads() {
+    let agent = Agent::start("dc1").await.unwrap();
+    for at in 0..300 {
+        register(agent.registry(), &name(at), &format!("i-{at}"), 1).await;
+    }
+    let _few = agent.faults().limit_connections(40);
+    let consul = service(&agent.url(), 300);
+    let clients: Vec<_> = (0..300).map(|at| consul.grpc_client(&name(at)).unwrap()).collect();
+    until_known(&clients, 1).await;
+    until_each_was_fresh(&clients).await;
+    let waiting = agent.counters().blocked;
+    println!("{waiting} wait for news");
+    assert!((1..=40).contains(&waiting));
+    consul.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_others_hold_most_of_the_connections_to_a_real_consul_no_service_stays_stale() {
+    let Some(agent) = common::consul().await else { return };
+    for at in 0..300 {
+        register(agent.registry(), &name(at), &format!("i-{at}"), 1).await;
+    }
+    let mut held = Vec::new();
+    for _ in 0..160 {
+        let mut other = TcpStream::connect(agent.http_addr()).await.unwrap();
+        let question = b"GET /v1/health/service/none?index=1000000&wait=600s HTTP/1.1\r\nHost: x\r\n\r\n";
+        other.write_all(question).await.unwrap();
+        held.push(other);
+    }
+    let consul = service(&agent.url(), 300);
+    let clients: Vec<_> = (0..300).map(|at| consul.grpc_client(&name(at)).unwrap()).collect();
+    until_known(&clients, 1).await;
+    until_each_was_fresh(&clients).await;
+    consul.shutdown().await;
+    drop(held);
 }
 
 #[tokio::test]

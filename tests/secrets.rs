@@ -7,10 +7,18 @@ mod common;
 
 use std::{error::Error, fmt::Debug, fs, io, sync::Arc, time::Duration};
 
+use axum::{
+    Router,
+    extract::Request,
+    response::{AppendHeaders, IntoResponse},
+};
 use common::{Backend, acl::Guarded, get, record::Record, register, steady, until};
 use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, sync::watch};
+use tokio_util::task::AbortOnDropHandle;
 use tonic_failover::{
-    client::{ConsulService, ConsulServiceBuilder, GrpcClient},
+    client::{ConsulService, ConsulServiceBuilder, Fallback, GrpcClient},
     consul::{Check, ConsulClient, ConsulConfig, HealthQuery, ServiceRegistration},
     testkit::{Agent, Switch},
 };
@@ -189,8 +197,114 @@ async fn no_token_and_no_password_is_shown_anywhere() {
         _ => None,
     };
     said.error(&builder(ConsulConfig::from_vars(vars).unwrap()).build().unwrap_err());
+    repeated_in_a_list(&said).await;
+    exchanged_while_waiting(&said, &file).await;
     nothing_shown(&said, &[]);
     real(&said).await;
+}
+
+/// A registry that answers like this.
+async fn registry<F>(answer: impl Fn(Request) -> F + Clone + Send + Sync + 'static) -> (String, Serving)
+where
+    F: Future<Output = Value> + Send + 'static,
+{
+    let handler = move |request: Request| {
+        let answer = answer(request);
+        async move {
+            let headers = AppendHeaders([("x-consul-index", "7"), ("x-consul-knownleader", "true")]);
+            (headers, answer.await.to_string()).into_response()
+        }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let serving = axum::serve(listener, Router::<()>::new().fallback(handler));
+    (url, AbortOnDropHandle::new(tokio::spawn(async move { _ = serving.await })))
+}
+
+type Serving = AbortOnDropHandle<()>;
+
+fn entry(name: &str, port: u16) -> Value {
+    json!({ "Node": { "Node": name, "Datacenter": name }, "Service": {
+        "ID": name, "Address": "127.0.0.1", "Port": port, "Tags": [name], "Meta": { name: name },
+    }})
+}
+
+/// A proxy that repeats what it was sent in what looks like the answer.
+async fn repeated_in_a_list(said: &Said) {
+    let a = Backend::start("a").await;
+    for port in [0, a.port] {
+        let (url, _serving) = registry(move |request: Request| async move {
+            let sent = request.headers().iter();
+            let sent: Vec<_> = sent.map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+            match request.uri().path() {
+                "/v1/catalog/datacenters" => json!(sent),
+                _ if port == 0 => json!(sent),
+                _ => {
+                    let text = sent.join("\n");
+                    let address = json!({ "Node": {}, "Service": { "ID": text, "Address": text, "Port": 1 } });
+                    json!([entry(&text, port), entry(&text, 0), address, sent, { "Node": sent, "Service": {} }])
+                }
+            }
+        })
+        .await;
+        let config = ConsulConfig::new(&url).unwrap().token(TOKEN).basic_auth(format!("ali:{PASSWORD}"));
+        let asker = ConsulClient::new(config.clone()).unwrap();
+        said.shown(&asker.datacenters().await);
+        match asker.healthy_instances(&HealthQuery::new("counter").unwrap()).await {
+            Ok(answer) => {
+                let skipped: Vec<_> = answer.skipped.iter().map(|it| format!("{it}\n")).collect();
+                assert_eq!(skipped.len(), 4, "{skipped:?}");
+                said.0.lock().extend(skipped.concat().into_bytes());
+                said.shown(&answer);
+            }
+            Err(error) => said.error(&error),
+        }
+        let client = builder(config).fallback(Fallback::nearest()).build().unwrap();
+        let client = client.grpc_client("counter").unwrap();
+        let record = Record::of(&client);
+        until(&client, "it heard something", |c| {
+            let dc = &c.status().datacenters[0];
+            if port == 0 { dc.registry_error.is_some() || dc.answered } else { dc.ready == 1 }
+        })
+        .await;
+        until(&client, "the datacenters are known", |c| port != 0 || c.status().datacenters.len() > 1).await;
+        said.status(&client);
+        said.0.lock().extend(format!("{:#?}\n", record.words()).into_bytes());
+    }
+}
+
+/// The answer to a question that has waited repeats a token that is in use no longer,
+/// and one that was sent with another question since.
+async fn exchanged_while_waiting(said: &Said, file: &std::path::Path) {
+    fs::write(file, IN_FILE).unwrap();
+    let a = Backend::start("a").await;
+    let (port, later) = (a.port, watch::Sender::new(false));
+    let (url, _serving) = registry(move |request: Request| {
+        let later = later.clone();
+        async move {
+            let token = request.headers().get("x-consul-token").unwrap().to_str().unwrap().to_owned();
+            if token == LATER {
+                later.send_replace(true);
+            } else if request.uri().query().unwrap_or_default().contains("index=") {
+                later.subscribe().wait_for(|it| *it).await.unwrap();
+                return json!(format!("x-consul-token={token}, later {LATER}"));
+            }
+            json!([entry("a", port)])
+        }
+    })
+    .await;
+    let config = ConsulConfig::new(&url).unwrap().token_file(file);
+    let service = builder(config).wait(Duration::from_secs(60)).build().unwrap();
+    let client = service.grpc_client("counter").unwrap();
+    let record = Record::of(&client);
+    client.ready().await.unwrap();
+    fs::write(file, LATER).unwrap();
+    // Whoever asks meanwhile is sent the other one, by whom the question that waits ends.
+    client.consul_service().update_grpc_client("counter").await.unwrap();
+    record.until("it is told", |r| r.episodes().0 > 0).await;
+    said.status(&client);
+    said.0.lock().extend(format!("{:#?}\n", record.words()).into_bytes());
+    assert!(said.text().contains("x-consul-token=(hidden), later (hidden)"));
 }
 
 /// The same on a Consul that refuses.

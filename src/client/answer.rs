@@ -30,6 +30,21 @@ pub(crate) enum Answer {
     Whole(Response<Frames>),
 }
 
+/// A response of no gRPC server becomes one that says so in its headers: what a
+/// proxy writes for people is not read as a message.
+pub(crate) fn as_grpc(mut response: Response<Body>) -> Response<Body> {
+    let Some(status) = outcome::status_of_no_server(&response) else { return response };
+    if let Err(error) = status.add_header(response.headers_mut()) {
+        tracing::debug!(%error, "no header could be made of a status");
+    }
+    response.map(|_| Body::empty())
+}
+
+/// Whether these say how the call ended.
+pub(crate) fn tell(headers: &HeaderMap) -> bool {
+    find(headers, &GRPC_STATUS).is_some()
+}
+
 /// A response that is being taken in, up to a limit; what is longer goes on as
 /// it has begun.
 pub(crate) struct Intake {
@@ -42,6 +57,10 @@ pub(crate) struct Intake {
 }
 
 // === impl Answer ===
+
+fn status_in(headers: &HeaderMap) -> Option<Status> {
+    if tell(headers) { Status::from_header_map(headers) } else { None }
+}
 
 impl Answer {
     /// The call's code, as far as it is known.
@@ -60,10 +79,10 @@ impl Answer {
     /// The call's status, as far as it is known.
     pub(crate) fn status(&self) -> Option<Status> {
         match self {
-            Self::Begun(response) => outcome::status_in_headers(response),
+            Self::Begun(response) => status_in(response.headers()),
             Self::Whole(response) => {
                 let trailers = response.body().trailers();
-                trailers.and_then(Status::from_header_map).or_else(|| outcome::status_in_headers(response))
+                trailers.and_then(status_in).or_else(|| status_in(response.headers()))
             }
         }
     }
@@ -79,7 +98,7 @@ impl Intake {
     /// Is not to be polled again once it is ready.
     ///
     /// # Errors
-    /// The body's own, and [`NoEnd`] where it stops without trailers.
+    /// The body's own, and [`NoEnd`] where it stops without a status.
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -105,7 +124,7 @@ impl Intake {
         }
         let (kept, trailers) = (std::mem::take(&mut self.kept), self.trailers.take());
         let response = self.finish().map(|_| Frames::ending(kept, trailers));
-        if response.body().trailers().is_none() && outcome::status_in_headers(&response).is_none() {
+        if !response.body().trailers().is_some_and(tell) && !tell(response.headers()) {
             return Poll::Ready(Err(NoEnd.into()));
         }
         Poll::Ready(Ok(Answer::Whole(response)))
@@ -118,7 +137,7 @@ impl Intake {
 
 /// The response stopped without saying how the call ended.
 #[derive(Debug, thiserror::Error)]
-#[error("the response ended without trailers")]
+#[error("the response ended without a status")]
 pub(crate) struct NoEnd;
 
 #[cfg(test)]
@@ -169,6 +188,9 @@ mod tests {
         assert_eq!(cut.err().expect("cut").to_string(), Status::unknown("cut").to_string());
         let silent = whole(response(vec![data("one")]), 100).await;
         assert!(silent.err().expect("no end").is::<NoEnd>());
+        let trailers = HeaderMap::from_iter([("x-mine".parse().unwrap(), "1".parse().unwrap())]);
+        let mute = response(vec![data("one"), Ok(Frame::trailers(trailers))]);
+        assert!(whole(mute, 100).await.err().expect("no status").is::<NoEnd>());
     }
 
     #[tokio::test]

@@ -25,7 +25,7 @@ use tonic::{
 use tower::Service;
 
 use super::{
-    answer::{Answer, Intake},
+    answer::{Answer, Intake, as_grpc},
     details,
     endpoint::Endpoint,
     outcome::{self, Proof, Verdict},
@@ -183,6 +183,7 @@ impl Exchange {
                     let response = ready!(Pin::new(response).poll(cx));
                     let mut response = response.map_err(Failure::unanswered)?;
                     details::drop_malformed(response.headers_mut());
+                    let response = as_grpc(response);
                     match whole {
                         Some(limit) => *self = Self::Begun(Intake::new(response, limit)),
                         None => return Poll::Ready(Ok(Answer::Begun(response))),

@@ -14,7 +14,7 @@ use tokio_stream::{
     wrappers::{BroadcastStream, errors::BroadcastStreamRecvError},
 };
 
-use crate::{Instance, consul::Denied};
+use crate::{Instance, consul::Denied, instance::Shown};
 
 /// Something that happened to one service. Its `Display` is one plain sentence.
 #[derive(Clone, Debug)]
@@ -237,28 +237,37 @@ impl fmt::Display for FailoverEvent {
             }
             Self::NotServing { instance, .. } => write!(f, "{instance} says that it is not serving"),
             Self::ServingAgain { instance, .. } => write!(f, "{instance} says that it is serving again"),
-            Self::FellBack { from, to, .. } => write!(f, "fell back from {from} to {to}"),
-            Self::FailedBack { from, to, .. } => write!(f, "failed back from {from} to {to}"),
+            Self::FellBack { from, to, .. } => write!(f, "fell back from {} to {}", Shown(from), Shown(to)),
+            Self::FailedBack { from, to, .. } => {
+                write!(f, "failed back from {} to {}", Shown(from), Shown(to))
+            }
             Self::Unusable { reason, .. } => write!(f, "nothing usable: {reason}"),
             Self::RegistryLost { datacenter, error, .. } => {
                 write!(
                     f,
-                    "the registry of {datacenter} does not answer ({error}); the last known instances stay"
+                    "the registry of {} does not answer ({error}); the last known instances stay",
+                    Shown(datacenter)
                 )
             }
             Self::RegistryBehind { datacenter, last_contact, .. } => write!(
                 f,
-                "the registry of {datacenter} has been cut off from its leader for {:.1} s; what it says stays in use",
+                "the registry of {} has been cut off from its leader for {:.1} s; what it says stays in use",
+                Shown(datacenter),
                 last_contact.as_secs_f64()
             ),
             Self::RegistryBack { datacenter, after, .. } => {
-                write!(f, "the registry of {datacenter} answers again after {:.1} s", after.as_secs_f64())
+                write!(
+                    f,
+                    "the registry of {} answers again after {:.1} s",
+                    Shown(datacenter),
+                    after.as_secs_f64()
+                )
             }
             Self::AccessDenied { datacenter, denied, .. } => {
-                write!(f, "the registry of {datacenter} hides something: {denied}")
+                write!(f, "the registry of {} hides something: {denied}", Shown(datacenter))
             }
             Self::AccessGranted { datacenter, .. } => {
-                write!(f, "the registry of {datacenter} hides nothing from the token any more")
+                write!(f, "the registry of {} hides nothing from the token any more", Shown(datacenter))
             }
             Self::Missed { count } => write!(f, "{count} events were missed"),
         }

@@ -39,8 +39,10 @@ pub(crate) struct Without {
     pub(crate) keep_on_error: bool,
     pub(crate) keep_on_empty: bool,
     pub(crate) index_reset: bool,
+    #[cfg(any(test, feature = "testkit"))]
     pub(crate) quiet: bool,
     pub(crate) spacing: bool,
+    #[cfg(any(test, feature = "testkit"))]
     pub(crate) behind: bool,
     pub(crate) seats: bool,
 }

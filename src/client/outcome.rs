@@ -11,16 +11,16 @@
 //! | remote GOAWAY in `h2::Error` | refused | h2 gives it only to streams above the peer's last stream id (RFC 9113, 6.8) |
 //! | remote RST_STREAM REFUSED_STREAM | refused | RFC 9113, 8.7: not processed |
 //! | anything else | may have run | - |
+//!
+//! After the headers nothing proves that the call has not run, not even a refusal.
+//! `docs/judging.md` has every row with its measurement, what the caller sees, and
+//! the test that makes it happen on real sockets.
 
 use std::error::Error;
 
 use tonic::{Code, Status};
 
-use super::{
-    answer::NoEnd,
-    headers::{GRPC_STATUS, find},
-    report::LossCause,
-};
+use super::{answer::NoEnd, report::LossCause};
 
 /// What is proven about a request that got no response headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,17 +92,21 @@ fn judge_h2(error: &h2::Error) -> Verdict {
     Verdict::new(Proof::MayHaveRun, Some(LossCause::Closed))
 }
 
-/// The status that a response's headers already tell, if they do: `grpc-status`
-/// in a response without a body, or an HTTP status in its place, from a proxy
-/// that has no server behind it (the table is gRPC's "HTTP to gRPC Status Code Mapping").
-pub(crate) fn status_in_headers<B>(response: &http::Response<B>) -> Option<Status> {
-    if find(response.headers(), &GRPC_STATUS).is_some()
-        && let Some(status) = Status::from_header_map(response.headers())
-    {
-        return Some(status);
+/// The status of a response that is no gRPC server's: an HTTP status other than
+/// 200, or another content, from a proxy that has no server behind it. `None`
+/// where it is gRPC, or where a `grpc-status` tells anyway.
+///
+/// The codes are those of gRPC's "HTTP to gRPC Status Code Mapping"; all that it
+/// does not name are UNKNOWN. A missing content type is forgiven, as tonic does.
+pub(crate) fn status_of_no_server<B>(response: &http::Response<B>) -> Option<Status> {
+    let headers = response.headers();
+    let content = headers.get(http::header::CONTENT_TYPE);
+    let foreign = content.filter(|content| !content.as_bytes().starts_with(b"application/grpc"));
+    let http = response.status();
+    if (http == http::StatusCode::OK && foreign.is_none()) || headers.contains_key(Status::GRPC_STATUS) {
+        return None;
     }
-    let code = match response.status().as_u16() {
-        200 => return None,
+    let code = match http.as_u16() {
         400 => Code::Internal,
         401 => Code::Unauthenticated,
         403 => Code::PermissionDenied,
@@ -110,7 +114,8 @@ pub(crate) fn status_in_headers<B>(response: &http::Response<B>) -> Option<Statu
         429 | 502..=504 => Code::Unavailable,
         _ => Code::Unknown,
     };
-    Some(Status::new(code, format!("HTTP status {} without a gRPC status", response.status())))
+    let foreign = foreign.map(|content| format!(", content type {content:?}")).unwrap_or_default();
+    Some(Status::new(code, format!("HTTP status {http} without a gRPC status{foreign}")))
 }
 
 /// Whether a status that came over the wire counts against the instance.
@@ -137,15 +142,37 @@ mod tests {
         assert_eq!(verdict, Verdict::new(Proof::MayHaveRun, Some(LossCause::Closed)));
     }
 
+    /// The whole of gRPC's table, and what it does not name.
     #[test]
-    fn a_proxy_without_a_server_behind_it_counts_as_unavailable() {
-        let answer = |status: u16| {
-            let response = http::Response::builder().status(status).body(()).unwrap();
-            status_in_headers(&response).map(|s| s.code())
+    fn a_response_that_is_no_grpc_has_the_code_of_its_http_status() {
+        let answer = |status: u16, header: (&'static str, &'static str)| {
+            let response = http::Response::builder().status(status).header(header.0, header.1);
+            status_of_no_server(&response.body(()).unwrap()).map(|s| s.code())
         };
-        assert_eq!(answer(503), Some(Code::Unavailable));
-        assert_eq!(answer(404), Some(Code::Unimplemented));
-        assert_eq!(answer(200), None, "the status comes in the trailers");
+        let codes = [
+            (400, Code::Internal),
+            (401, Code::Unauthenticated),
+            (403, Code::PermissionDenied),
+            (404, Code::Unimplemented),
+            (429, Code::Unavailable),
+            (502, Code::Unavailable),
+            (503, Code::Unavailable),
+            (504, Code::Unavailable),
+            (204, Code::Unknown),
+            (302, Code::Unknown),
+            (500, Code::Unknown),
+        ];
+        for (status, code) in codes {
+            for content in ["text/html", "application/grpc"] {
+                assert_eq!(answer(status, ("content-type", content)), Some(code), "{status} {content}");
+            }
+            assert_eq!(answer(status, ("grpc-status", "5")), None, "{status}: gRPC's word goes first");
+        }
+        assert_eq!(answer(200, ("content-type", "text/html")), Some(Code::Unknown));
+        for content in ["application/grpc", "application/grpc+proto"] {
+            assert_eq!(answer(200, ("content-type", content)), None, "its status comes in the trailers");
+        }
+        assert_eq!(answer(200, ("x-mine", "kept")), None, "forgiven");
     }
 
     #[test]

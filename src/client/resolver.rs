@@ -18,6 +18,7 @@ mod lines;
 mod order;
 mod pace;
 mod resolved;
+mod seats;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -31,7 +32,7 @@ use tower::util::rng::{HasherRng, Rng};
 use tracing::Instrument;
 
 use super::mechanisms::Without;
-use crate::{client::registry::Registry, consul::RegistryError};
+use crate::{client::registry::Registry, consul::RegistryError, instance::Shown};
 pub use doubt::RegistryDoubt;
 pub(crate) use episode::{Cause, Episode, Failure};
 pub(crate) use resolved::Resolved;
@@ -99,7 +100,7 @@ impl Resolver {
         datacenter: &str,
         settings: ResolverSettings,
     ) -> Self {
-        let span = tracing::info_span!("resolver", %service, datacenter);
+        let span = tracing::info_span!("resolver", %service, datacenter = %Shown(datacenter));
         Self::run(registry, service, settings, HasherRng::new(), span)
     }
 

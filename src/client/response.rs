@@ -18,7 +18,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Code, Status, body::Body};
 
 use super::{
-    answer::NoEnd,
+    answer::{NoEnd, tell},
     balance::Chosen,
     call::CallContext,
     details,
@@ -94,7 +94,7 @@ impl WatchedBody {
     /// The response ends with these.
     fn trailers(&mut self, trailers: &HeaderMap, now: Instant) {
         let Some(Live { context, endpoint }) = self.end() else { return };
-        let code = find(trailers, &GRPC_STATUS).map_or(Code::Unknown, |v| Code::from_bytes(v.as_bytes()));
+        let code = find(trailers, &GRPC_STATUS).map_or(Code::Ok, |v| Code::from_bytes(v.as_bytes()));
         if outcome::counts_against(code) {
             endpoint.link().failed(context.failures_to_eject());
         } else {
@@ -182,6 +182,9 @@ impl HttpBody for WatchedBody {
             Poll::Ready(Some(Ok(mut frame))) => {
                 if let Some(trailers) = frame.trailers_mut() {
                     details::drop_malformed(trailers);
+                    if !this.has_status && !tell(trailers) {
+                        return this.fail(CallErrorKind::ResponseCut, Some(Arc::new(NoEnd)));
+                    }
                     this.trailers(trailers, now);
                 } else {
                     live.endpoint.link().heard(now);

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::resolver::RegistryDoubt;
-use crate::{Instance, consul::Denied};
+use crate::{Instance, consul::Denied, instance::Shown};
 
 /// The name of the own datacenter until the registry has told it.
 pub(crate) const UNNAMED: &str = "local";
@@ -99,7 +99,7 @@ impl ServiceStatus {
 
 impl DatacenterStatus {
     fn reason(&self) -> String {
-        let name = &self.name;
+        let name = Shown(&self.name);
         let mut text = match (self.known, self.answered) {
             (0, true) => format!("{name} lists no healthy instance"),
             (0, false) => format!("{name} has not answered yet"),
@@ -136,8 +136,9 @@ impl fmt::Display for ServiceStatus {
             write!(f, ", {not_serving} not serving")?;
         }
         for datacenter in &self.datacenters {
+            let name = Shown(&datacenter.name);
             if let Some(since) = datacenter.stale_since {
-                write!(f, ", {} stale for {}", datacenter.name, Seconds(since.elapsed()))?;
+                write!(f, ", {name} stale for {}", Seconds(since.elapsed()))?;
                 match (&datacenter.registry_error, &datacenter.denied, datacenter.doubt) {
                     (Some(error), _, _) => write!(f, " ({error})")?,
                     (None, Some(denied), _) => write!(f, " ({denied})")?,
@@ -145,15 +146,15 @@ impl fmt::Display for ServiceStatus {
                     (None, None, None) => {}
                 }
             } else if let Some(denied) = &datacenter.denied {
-                write!(f, ", {}: {denied}", datacenter.name)?;
+                write!(f, ", {name}: {denied}")?;
             } else if let Some(doubt) = datacenter.doubt {
-                write!(f, ", registry of {}: {doubt}", datacenter.name)?;
+                write!(f, ", registry of {name}: {doubt}")?;
             }
             if datacenter.unlisted > 0 {
-                write!(f, ", {} no longer listed in {}", datacenter.unlisted, datacenter.name)?;
+                write!(f, ", {} no longer listed in {name}", datacenter.unlisted)?;
             }
             if let Some(since) = datacenter.empty_since {
-                write!(f, ", {} lists none for {}", datacenter.name, Seconds(since.elapsed()))?;
+                write!(f, ", {name} lists none for {}", Seconds(since.elapsed()))?;
             }
         }
         Ok(())
@@ -194,6 +195,27 @@ mod tests {
         );
         status.datacenters[0] = DatacenterStatus { known: 1, unlisted: 1, answered: true, ..dc1() };
         assert_eq!(status.to_string(), "counter-1@dc1 ready, 1 known, 1 no longer listed in dc1");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_that_is_none_fills_no_status_and_moves_no_cursor() {
+        let name = format!("a\u{1b}[2J\n{}", "x".repeat(100_000));
+        let odd = DatacenterStatus { name, unlisted: 1, empty_since: Some(Instant::now()), ..dc1() };
+        let mut status = status(odd);
+        for bound in [None, Some(Arc::new(Instance::new("a", "a", 1, status.datacenters[0].name.clone())))] {
+            status.bound = bound;
+            for stale in [None, Some(Instant::now())] {
+                status.datacenters[0].stale_since = stale;
+                for denied in [None, Some(Denied::Part)] {
+                    status.datacenters[0].denied = denied;
+                    for doubt in [None, Some(RegistryDoubt::Settling)] {
+                        status.datacenters[0].doubt = doubt;
+                        let line = status.to_string();
+                        assert!(line.len() < 1000 && !line.contains(char::is_control), "{line:.2000}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]

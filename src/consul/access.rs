@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{ConsulClient, HealthAnswer, HealthQuery};
+use super::{ConsulClient, HealthAnswer, HealthQuery, RegistryError, secrets::Answer};
 
 pub(super) const PATH: &str = "v1/internal/acl/authorize";
 
@@ -79,7 +79,7 @@ impl AccessProbe {
         query: &HealthQuery,
         answer: &mut HealthAnswer,
     ) {
-        if !answer.snapshot.instances.is_empty() || !answer.skipped.is_empty() {
+        if !answer.is_empty() {
             *self.empty.lock() = None;
             return;
         }
@@ -148,19 +148,19 @@ pub(super) fn question(service: &str) -> Value {
 }
 
 /// The answer, one entry for each right.
-pub(super) fn read(body: &[u8]) -> Result<Option<Denied>, String> {
+pub(super) fn read(answer: &Answer) -> Result<Option<Denied>, RegistryError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
     struct Right {
         resource: String,
         allow: bool,
     }
-    let rights: Vec<Right> = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    let rights: Vec<Right> = answer.json()?;
     match &rights[..] {
         [service, nodes] if service.resource == "service" && nodes.resource == "node" => {
             Ok(Denied::of(service.allow, nodes.allow))
         }
-        _ => Err("other rights than those asked about".to_owned()),
+        _ => Err(answer.not_understood("other rights than those asked about")),
     }
 }
 
@@ -169,7 +169,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{consul::ConsulConfig, instance::Snapshot};
+    use crate::{
+        consul::{ConsulConfig, secrets::Secrets},
+        instance::Snapshot,
+    };
+
+    fn read(body: &[u8]) -> Result<Option<Denied>, RegistryError> {
+        let headers = http02::HeaderMap::new();
+        super::read(&Answer::new(200, headers, body.to_vec(), true, Secrets::default()))
+    }
 
     #[test]
     fn each_right_is_read_from_its_own_entry() {

@@ -14,6 +14,8 @@ const INDEX_BITS: u32 = 56;
 /// The bound of an agent's first rest after a failure, and of any. Our choice.
 const FIRST_REST: Duration = Duration::from_secs(1);
 const LONGEST_REST: Duration = Duration::from_secs(30);
+/// The longest that an agent's wish to be left alone is heeded. Our choice.
+const LONGEST_QUIET: Duration = Duration::from_secs(300);
 /// How long one question may try an agent that has failed before another does.
 const TRIAL: Duration = Duration::from_secs(2);
 /// How much later than the agent in use another one's server must have heard of the leader
@@ -131,6 +133,13 @@ impl Agents {
         health.failures == 1
     }
 
+    /// It asked to be left alone for so long, and others answer.
+    pub(super) fn leave_alone(&mut self, agent: usize, time: Duration, now: Instant) {
+        let until = Some(now + time.min(LONGEST_QUIET));
+        let health = &mut self.all[agent];
+        health.rests_until = health.rests_until.max(until);
+    }
+
     /// It answered, and its server has been cut off from the leader for so long: it
     /// rests as one that fails. True where it was in use until now.
     pub(super) fn cut_off(&mut self, agent: usize, age: Duration, random: f64, now: Instant) -> bool {
@@ -182,23 +191,54 @@ pub(super) fn unmarked(agent: usize, after: BlockingIndex) -> BlockingIndex {
     }
 }
 
-/// Whether another agent may do better: this one is gone, stands still, or is cut
-/// off from its servers. About a question to another datacenter, silence and most
-/// of what an agent passes on tell nothing of the agent itself.
-pub(super) fn is_at_fault(error: &RegistryError, from_afar: bool) -> bool {
+/// Whose fault a failure is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The agent's: it is gone, stands still, or is cut off from its servers.
+    Agent,
+    /// The agent's, if another answers the same question well.
+    Suspect,
+    /// Not that of the agent, which passes on what another datacenter says; another agent
+    /// may know another way there.
+    Elsewhere,
+    /// No agent can help.
+    Question,
+}
+
+/// Whose fault `error` is. About a question to another datacenter, silence and most of
+/// what an agent passes on tell nothing of the agent itself.
+pub(super) fn fault(error: &RegistryError, from_afar: bool) -> Fault {
     match error {
         RegistryError::Unreachable { .. }
         | RegistryError::Reset { .. }
         | RegistryError::Interrupted { .. }
-        | RegistryError::NoServers => true,
-        RegistryError::TimedOut { .. } => !from_afar,
-        RegistryError::Status { code: 502..=504, .. } => true,
+        | RegistryError::NoServers
+        | RegistryError::Status { code: 502..=504, .. } => Fault::Agent,
+        RegistryError::Unsendable { .. } => Fault::Question,
+        // It would be waited for as long elsewhere.
+        RegistryError::TimedOut { .. } if from_afar => Fault::Question,
+        RegistryError::TimedOut { .. } => Fault::Agent,
+        _ if from_afar => Fault::Elsewhere,
         // The words are those of Consul 1.8.7 for a server that it cannot reach.
-        RegistryError::Status { code: 500, body } => {
-            let words = ["rpc error getting client", "EOF", "connection re", "i/o timeout"];
-            !from_afar && words.iter().any(|it| body.contains(it))
+        RegistryError::Status { code: 500, body }
+            if ["rpc error getting client", "EOF", "connection re", "i/o timeout"]
+                .iter()
+                .any(|it| body.contains(it)) =>
+        {
+            Fault::Agent
         }
-        _ => false,
+        _ => Fault::Suspect,
+    }
+}
+
+/// Which of several failures is told: the more, the more it says of the registry.
+pub(super) fn standing(error: &RegistryError) -> u8 {
+    match error {
+        RegistryError::Unreachable { .. } => 0,
+        RegistryError::Reset { .. } | RegistryError::Interrupted { .. } => 1,
+        RegistryError::TimedOut { .. } | RegistryError::NoServers => 2,
+        RegistryError::NotUnderstood { .. } | RegistryError::Status { .. } => 3,
+        _ => 4,
     }
 }
 
@@ -388,18 +428,20 @@ mod tests {
         let status = |code, body: &str| RegistryError::Status { code, body: body.to_owned() };
         let timed_out = || RegistryError::TimedOut { after: TRIAL };
         let dial = "rpc error getting client: failed to get conn: dial tcp: connection refused";
+        use Fault::{Agent, Elsewhere, Question, Suspect};
         for (error, near, far) in [
-            (RegistryError::NoServers, true, true),
-            (timed_out(), true, false),
-            (status(500, dial), true, false),
-            (status(500, "rpc error making call: EOF"), true, false),
-            (status(503, ""), true, true),
-            (status(500, "Failed to create boolean expression evaluator"), false, false),
-            (RegistryError::NoLeader, false, false),
-            (RegistryError::Forbidden { message: String::new() }, false, false),
-            (RegistryError::NoPath { datacenter: "dc2".to_owned() }, false, false),
+            (RegistryError::NoServers, Agent, Agent),
+            (timed_out(), Agent, Question),
+            (status(500, dial), Agent, Elsewhere),
+            (status(500, "rpc error making call: EOF"), Agent, Elsewhere),
+            (status(503, ""), Agent, Agent),
+            (status(500, "Failed to create boolean expression evaluator"), Suspect, Elsewhere),
+            (RegistryError::NoLeader, Suspect, Elsewhere),
+            (RegistryError::Forbidden { message: String::new() }, Suspect, Elsewhere),
+            (RegistryError::NoPath { datacenter: "dc2".to_owned() }, Suspect, Elsewhere),
+            (RegistryError::Unsendable { reason: String::new() }, Question, Question),
         ] {
-            assert_eq!((is_at_fault(&error, false), is_at_fault(&error, true)), (near, far), "{error}");
+            assert_eq!([false, true].map(|from_afar| fault(&error, from_afar)), [near, far], "{error}");
         }
     }
 }

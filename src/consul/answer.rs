@@ -3,9 +3,9 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    Denied,
+    Denied, RegistryError,
     instances::{self, Wanted},
-    transport::Answer,
+    secrets::Answer,
 };
 use crate::instance::Snapshot;
 
@@ -44,9 +44,15 @@ pub struct HealthAnswer {
 // === impl HealthAnswer ===
 
 impl HealthAnswer {
+    /// Whether the registry says that there are no instances. A list of entries that
+    /// name nothing to connect to does not say so: they may be misread here.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.snapshot.instances.is_empty() && self.skipped.is_empty()
+    }
+
     /// Reads a good answer. It does not tell which agent it came from.
-    pub(super) fn read(answer: &Answer, wanted: Wanted<'_>) -> Result<Self, serde_json::Error> {
-        let (snapshot, skipped) = instances::read(&answer.body, wanted)?;
+    pub(super) fn read(answer: &Answer, wanted: Wanted<'_>) -> Result<Self, RegistryError> {
+        let (snapshot, skipped) = instances::read(answer, wanted)?;
         let filtered = answer.flag("x-consul-results-filtered-by-acls") == Some(true);
         Ok(Self {
             index: answer.number("x-consul-index").filter(|it| *it > 0),

@@ -10,19 +10,24 @@ use std::{
 };
 
 use http02::HeaderValue;
-use tokio::{sync::OnceCell, time::Instant};
+use tokio::time::Instant;
 use url::form_urlencoded;
 
 use super::{
     BlockingIndex, ConfigError, ConsulConfig, Denied, HealthAnswer, HealthQuery, RegistryError,
     ServiceRegistration, access,
     agents::Contact,
-    config, instances, name,
+    config, instances,
+    lanes::Place,
+    listed::Listed,
+    name,
     pool::{AgentFailure, Pool},
     query,
-    refusal::{excerpt, refusal},
+    refusal::refusal,
+    repeat::Kept,
+    secrets::Answer,
     token::Token,
-    transport::{self, Answer, Call, Credentials},
+    transport::{self, Call, Credentials},
 };
 
 /// Asks one Consul agent, or the first of several that answers
@@ -32,7 +37,7 @@ use super::{
 /// as it blocks. An agent takes 200 from one address
 /// (<https://developer.hashicorp.com/consul/docs/agent/config/config-files#http_max_conns_per_client>)
 /// and resets what goes beyond. Reads that do not block are sixteen at once at the
-/// most, and more queue; blocking ones are for the caller to count.
+/// most, eight about any one other datacenter, and more queue; blocking ones are for the caller to count.
 ///
 /// Every method may be cancelled by dropping its future, which closes the
 /// connection it waits on.
@@ -43,6 +48,7 @@ pub struct ConsulClient {
 
 struct Inner {
     pool: Pool,
+    kept: Kept,
     token: Token,
     authorization: Option<HeaderValue>,
     /// User and password, to be kept out of errors.
@@ -52,7 +58,7 @@ struct Inner {
     namespace: Option<String>,
     request_timeout: Duration,
     max_answer_bytes: usize,
-    own_datacenter: OnceCell<String>,
+    listed: Listed,
 }
 
 // === impl ConsulClient ===
@@ -70,6 +76,7 @@ impl ConsulClient {
         let pool = Pool::new(&config, &http);
         Ok(Self {
             inner: Arc::new(Inner {
+                kept: Kept::new(pool.addresses().count()),
                 pool,
                 token,
                 authorization,
@@ -78,7 +85,7 @@ impl ConsulClient {
                 namespace: config.namespace,
                 request_timeout: config.request_timeout,
                 max_answer_bytes: config.max_answer_bytes,
-                own_datacenter: OnceCell::new(),
+                listed: Listed::new(),
             }),
         })
     }
@@ -158,40 +165,15 @@ impl ConsulClient {
         let datacenter = query.datacenter_name();
         let call = Call::post(access::PATH, query::in_datacenter(datacenter), body);
         let patience = self.inner.request_timeout.min(access::PATIENCE);
-        let _read = self.inner.pool.read().await?;
+        let _place = self.inner.pool.enter(self.lane(datacenter).as_deref()).await?;
         let agent = self.inner.pool.search::<()>(false).agent;
         match self.call_within(agent, call, datacenter, patience).await {
-            Ok(answer) => access::read(&answer.body).map_err(|error| self.not_understood(error)),
+            Ok(answer) => access::read(&answer),
             Err(RegistryError::Status { code: 401, body }) if body.contains("ACL support disabled") => {
                 self.inner.acls_off.store(true, Ordering::Relaxed);
                 Ok(None)
             }
             Err(error) => Err(error),
-        }
-    }
-
-    /// The datacenters that the agent knows: its own first, the others by their
-    /// round-trip time. One that is down stays in the list.
-    ///
-    /// # Errors
-    /// Where the registry gives no answer to go by.
-    pub async fn datacenters(&self) -> Result<Vec<String>, RegistryError> {
-        Ok(self.list_datacenters().await?)
-    }
-
-    async fn list_datacenters(&self) -> Result<Vec<String>, AgentFailure> {
-        let mut search = self.inner.pool.search(false);
-        let _read =
-            self.inner.pool.read().await.map_err(|error| self.inner.pool.failure(search.agent, error))?;
-        loop {
-            let call = Call::get("v1/catalog/datacenters", String::new());
-            let answer = self.call_within(search.agent, call, None, self.inner.request_timeout).await;
-            let read = |it: Answer| datacenters(&it.body).map_err(|error| self.not_understood(error));
-            if let Some(list) =
-                self.inner.pool.judge(&mut search, answer.and_then(read), |_| Contact::Unknown)
-            {
-                return list.map_err(|error| self.inner.pool.failure(search.agent, error));
-            }
         }
     }
 
@@ -230,38 +212,62 @@ impl ConsulClient {
         query: &HealthQuery,
         block: Option<(BlockingIndex, Duration)>,
     ) -> Result<HealthAnswer, AgentFailure> {
-        let from_afar = match query.datacenter_name() {
-            Some(asked) => asked != self.own_datacenter().await?,
-            None => false,
-        };
+        if query.datacenter_name().is_some() {
+            self.own_datacenter().await;
+        }
+        let lane = self.lane(query.datacenter_name());
+        let from_afar = lane.is_some();
         let (after, wait) = block.unwrap_or_default();
-        let mut search = self.inner.pool.search(from_afar);
+        let pool = &self.inner.pool;
+        let enter = || pool.enter(lane.as_deref());
+        // First, so that an agent is chosen by what those before have met with.
+        let mut place = if after.get().is_none() { Some(enter().await?) } else { None };
+        let mut search = pool.search(from_afar);
         loop {
-            let outcome = self.health_at(search.agent, query, after, wait, from_afar).await;
+            let block = pool.block(search.agent, after, query::bounded(wait));
+            if block.0.get().is_some() {
+                place = None;
+            } else if place.is_none() {
+                place = Some(enter().await?);
+            }
+            let outcome = self.health_at(search.agent, query, block, from_afar).await;
+            match place.take() {
+                Some(it) if matches!(outcome, Err(RegistryError::TimedOut { .. })) => it.unanswered(),
+                it => place = it.inspect(Place::answered),
+            }
             // What is said of another datacenter's leader says nothing of the agent.
             let contact = |answer: &HealthAnswer| match answer.behind() {
                 _ if from_afar => Contact::Unknown,
                 Some(age) => Contact::CutOff(age),
                 None => Contact::InTouch,
             };
-            if let Some(outcome) = self.inner.pool.judge(&mut search, outcome, contact) {
-                return outcome.map_err(|error| self.inner.pool.failure(search.agent, error));
+            if let Some(outcome) = pool.judge(&mut search, outcome, contact) {
+                if let (None, Ok(answer)) = (query.datacenter_name(), &outcome)
+                    && let Some(first) = answer.snapshot.instances.first()
+                {
+                    self.inner.listed.learn(&first.datacenter);
+                }
+                return outcome.map_err(|error| pool.failure(search.agent, error));
             }
         }
+    }
+
+    /// The datacenter that reads about `datacenter` share places with, unless it is known
+    /// to be the agent's own.
+    fn lane(&self, datacenter: Option<&str>) -> Option<String> {
+        let asked = datacenter?;
+        (self.inner.listed.own().as_deref() != Some(asked)).then(|| asked.to_owned())
     }
 
     async fn health_at(
         &self,
         agent: usize,
         query: &HealthQuery,
-        after: BlockingIndex,
-        wait: Duration,
+        (after, wait): (BlockingIndex, Duration),
         from_afar: bool,
     ) -> Result<HealthAnswer, RegistryError> {
         let pool = &self.inner.pool;
-        let (after, wait) = pool.block(agent, after, query::bounded(wait));
         let waits = after.get().is_some();
-        let _read = if waits { None } else { Some(self.inner.pool.read().await?) };
         let mut patience = self.inner.request_timeout;
         if waits {
             patience = patience.saturating_add(wait + wait / 16);
@@ -272,20 +278,22 @@ impl ConsulClient {
             if waits { self.inner.pool.while_it_is_there(agent, answer).await? } else { answer.await? };
         let wanted =
             instances::Wanted { warning: query.wants_warning(), meta: query.wanted_meta(), from_afar };
-        let mut answer = HealthAnswer::read(&answer, wanted).map_err(|error| self.not_understood(error))?;
+        let mut answer = HealthAnswer::read(&answer, wanted)?;
         answer.agent = Arc::clone(pool.address(agent));
         answer.index = pool.index(agent, answer.index);
         Ok(answer)
     }
 
-    /// The datacenter of the agent, asked for once.
-    async fn own_datacenter(&self) -> Result<&str, AgentFailure> {
-        let own = self.inner.own_datacenter.get_or_try_init(|| async {
-            let all = self.list_datacenters().await?;
-            let none = || self.inner.pool.failure(0, RegistryError::not_understood("no datacenter at all"));
-            all.into_iter().next().ok_or_else(none)
-        });
-        own.await.map(String::as_str)
+    pub(super) fn pool(&self) -> &Pool {
+        &self.inner.pool
+    }
+
+    pub(super) fn listed(&self) -> &Listed {
+        &self.inner.listed
+    }
+
+    pub(super) fn request_timeout(&self) -> Duration {
+        self.inner.request_timeout
     }
 
     async fn put(&self, path: String, body: Vec<u8>) -> Result<(), RegistryError> {
@@ -300,7 +308,7 @@ impl ConsulClient {
         self.call_within(0, Call::put(path, query, body), None, self.inner.request_timeout).await.map(drop)
     }
 
-    async fn call_within(
+    pub(super) async fn call_within(
         &self,
         agent: usize,
         call: Call,
@@ -308,21 +316,20 @@ impl ConsulClient {
         patience: Duration,
     ) -> Result<Answer, RegistryError> {
         let started = Instant::now();
-        let mut credentials = self.credentials().await;
+        let credentials = self.credentials().await;
         let mut answer = self.exchange(agent, call.clone(), &credentials, patience).await?;
-        if answer.status == 403 {
+        if answer.status() == 403 {
             // The token may have been exchanged while this was under way. A refused
             // request has done nothing, so it may be sent again.
             let now = self.credentials().await;
             if now.token != credentials.token {
-                credentials = now;
                 let left = patience.saturating_sub(started.elapsed());
-                answer = self.exchange(agent, call, &credentials, left).await?;
+                answer = self.exchange(agent, call, &now, left).await?;
             }
         }
-        match answer.status {
+        match answer.status() {
             200..300 => Ok(answer),
-            _ => Err(refusal(&answer, datacenter, |text| credentials.hidden(text))),
+            _ => Err(refusal(&answer, datacenter)),
         }
     }
 
@@ -333,30 +340,31 @@ impl ConsulClient {
         credentials: &Credentials,
         patience: Duration,
     ) -> Result<Answer, RegistryError> {
-        let Inner { pool, max_answer_bytes, acls_off, .. } = &*self.inner;
-        let outcome =
-            transport::exchange(pool.http(agent), credentials, call, patience, *max_answer_bytes).await;
+        let Inner { pool, kept, max_answer_bytes, acls_off, .. } = &*self.inner;
+        let (again, sent) = (call.repeatable(), Instant::now());
+        let send = |call, patience| {
+            transport::exchange(pool.http(agent), credentials, call, patience, *max_answer_bytes)
+        };
+        let mut outcome = send(call, patience).await;
+        if let (Err(RegistryError::Reset { .. }), Some(call)) = (&outcome, again)
+            && kept.repeats(agent, sent, Instant::now())
+        {
+            outcome = send(call, patience.saturating_sub(sent.elapsed())).await;
+        }
+        if outcome.is_ok() {
+            kept.answered(agent, Instant::now());
+        }
         // Whoever answers next may have other settings; and a 403 comes of ACLs alone.
-        if outcome.as_ref().map_or(true, |answer| answer.status == 403) {
+        if outcome.as_ref().map_or(true, |answer| answer.status() == 403) {
             acls_off.store(false, Ordering::Relaxed);
         }
         outcome
     }
 
-    /// An answer that nobody can read: why, without what it may repeat of the question.
-    fn not_understood(&self, error: impl fmt::Display) -> RegistryError {
-        let credentials = self.credentials_with(self.inner.token.last());
-        not_understood(error, &credentials)
-    }
-
-    fn credentials_with(&self, token: Option<HeaderValue>) -> Credentials {
-        let Inner { authorization, auth, .. } = &*self.inner;
-        Credentials { token, authorization: authorization.clone(), auth: auth.clone() }
-    }
-
     async fn credentials(&self) -> Credentials {
-        let token = self.inner.token.now().await;
-        self.credentials_with(token)
+        let Inner { authorization, auth, token, .. } = &*self.inner;
+        let (authorization, auth) = (authorization.clone(), auth.clone());
+        Credentials { token: token.now().await, authorization, auth, known: token.known() }
     }
 }
 
@@ -365,16 +373,6 @@ impl fmt::Debug for ConsulClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConsulClient").field("address", &self.address()).finish_non_exhaustive()
     }
-}
-
-/// The body of a list of datacenters.
-pub(super) fn datacenters(body: &[u8]) -> Result<Vec<String>, serde_json::Error> {
-    serde_json::from_slice(body)
-}
-
-/// What is wrong with an answer; serde repeats what it did not expect, however long.
-pub(super) fn not_understood(error: impl fmt::Display, credentials: &Credentials) -> RegistryError {
-    RegistryError::not_understood(excerpt(&credentials.hidden(&error.to_string())))
 }
 
 fn checked(id: &str) -> Result<&str, RegistryError> {

@@ -2,6 +2,8 @@
 
 use std::{error::Error, sync::Arc, time::Duration};
 
+use crate::instance::Shown;
+
 /// Why the registry gave no answer to go by. None of these says that there are
 /// no instances.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -37,14 +39,23 @@ pub enum RegistryError {
         /// How long it was waited for.
         after: Duration,
     },
-    /// The servers are there and have no leader.
+    /// It was not asked: so many reads were under way that none could be added, and none of
+    /// them was answered meanwhile.
+    #[error("the registry was not asked: no read before it was answered within {after:?}")]
+    Unasked {
+        /// How long none was answered.
+        after: Duration,
+    },
+    /// The servers are there and have no leader. Consul takes 7 s to say so, longer than
+    /// the default [`request_timeout`](super::ConsulConfig::request_timeout): a read that
+    /// does not block ends as [`TimedOut`](Self::TimedOut) before.
     #[error("the registry has no leader")]
     NoLeader,
     /// The agent that was asked knows no server.
     #[error("the agent has no server to ask")]
     NoServers,
     /// The agent does not know the datacenter.
-    #[error("the registry knows no way to datacenter {datacenter:?}")]
+    #[error("the registry knows no way to datacenter \"{}\"", Shown(datacenter))]
     NoPath {
         /// The datacenter asked for.
         datacenter: String,

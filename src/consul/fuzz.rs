@@ -9,12 +9,13 @@ use url::{Url, form_urlencoded};
 
 use super::{
     BlockingIndex, ConfigError, ConsulConfig, HealthAnswer, HealthQuery, RegistryError, ServiceName,
-    ServiceRegistration, access, agents,
-    client::{datacenters, not_understood},
-    config,
+    ServiceRegistration, access, agents, config,
     instances::Wanted,
+    listed::datacenters,
     refusal::refusal,
-    transport::{Answer, Call, Credentials},
+    secrets::Answer,
+    token::Known,
+    transport::{Call, Credentials},
 };
 
 /// What no message may show.
@@ -54,27 +55,32 @@ pub fn answer(data: &[u8]) {
         body = &body[end + 1..];
     }
     let status = u16::from_be_bytes([high, low]) % 1000;
-    let answer = Answer { status, headers, body: body.to_vec() };
-    let credentials = credentials("");
+    let answer = Answer::new(status, headers, body.to_vec(), how & 8 == 0, credentials("").secrets());
     let meta = [("version".to_owned(), "1".to_owned())];
     let from_afar = how & 2 != 0;
     let meta = if how & 4 != 0 { &meta[..] } else { &[] };
     let wanted = Wanted { warning: how & 1 != 0, from_afar, meta };
     match HealthAnswer::read(&answer, wanted) {
-        Ok(read) => holds_together(&read, wanted, u64::from(high)),
-        Err(error) => is_told(&not_understood(error, &credentials)),
+        Ok(read) => {
+            holds_together(&read, wanted, u64::from(high));
+            let list = serde_json::from_slice::<Vec<serde_json::Value>>(body).expect("it was read as one");
+            // Else it would count as empty.
+            assert!(list.is_empty() || list.iter().any(|it| it["Service"].is_object()), "{list:?}");
+        }
+        Err(error) => is_told(&error),
     }
-    if let Err(error) = access::read(body) {
-        is_told(&not_understood(error, &credentials));
+    if let Err(error) = access::read(&answer) {
+        is_told(&error);
     }
-    if let Err(error) = datacenters(body) {
-        is_told(&not_understood(error, &credentials));
+    if let Err(error) = datacenters(&answer) {
+        is_told(&error);
     }
-    let error = refusal(&answer, Some("dc2"), |text| credentials.hidden(text));
+    let error = refusal(&answer, Some("dc2"));
     is_told(&error);
     assert!(error.retry_after().is_none() || matches!(error, RegistryError::RateLimited { .. }));
     // What an agent answers by itself says as much of it, whatever was asked about.
-    assert!(agents::is_at_fault(&error, false) || !agents::is_at_fault(&error, true), "{error}");
+    let [near, far] = [false, true].map(|from_afar| agents::fault(&error, from_afar) == agents::Fault::Agent);
+    assert!(near || !far, "{error}");
 }
 
 /// Reads `data` as settings: lines `VARIABLE=value`, each line also as an address, a
@@ -117,7 +123,7 @@ pub fn configuration(data: &[u8]) {
         shows_nothing(&Ok(config.clone()));
         let credentials = credentials(line);
         let repeated = format!("{config:?} {secret:?} {secret} {:?}", credentials.authorization);
-        assert!(!credentials.hidden(&repeated).contains(SECRET), "{repeated}");
+        assert!(!credentials.secrets().hidden(&repeated).contains(SECRET), "{repeated}");
         arrives(&config, line, &credentials);
     }
 }
@@ -135,6 +141,7 @@ fn credentials(more: &str) -> Credentials {
         authorization: authorization.and_then(|it| it.headers().get("authorization").cloned()),
         token: HeaderValue::from_str(&token).ok(),
         auth: Some(auth.into()),
+        known: Known::default(),
     }
 }
 
@@ -157,6 +164,7 @@ fn holds_together(answer: &HealthAnswer, wanted: Wanted<'_>, before: u64) {
         let line = entry.to_string();
         // Each character may need an escape of ten.
         assert!(line.len() < 3 * 10 * LONG && !line.contains('\n'), "{line}");
+        assert!(!line.contains(SECRET), "{line}");
     }
     assert_eq!(answer.denied.is_some(), answer.filtered_by_acl);
     let mut index = BlockingIndex::from(before);

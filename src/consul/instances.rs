@@ -5,18 +5,14 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
     net::IpAddr,
     sync::Arc,
 };
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{SeqAccess, Visitor},
-};
+use serde::Deserialize;
 use serde_json::Value;
 
-use super::{SkipReason, SkippedEntry, refusal::excerpt};
+use super::{RegistryError, SkipReason, SkippedEntry, secrets::Answer};
 use crate::instance::{Instance, Snapshot};
 
 /// The largest weight that Consul takes
@@ -33,23 +29,29 @@ pub(super) struct Wanted<'a> {
 }
 
 /// Reads a body: the usable instances, and the entries that name nothing to
-/// connect to. An error means that the body is no list at all.
+/// connect to. An error means that the body is no list of entries at all: another
+/// thing, or a list of other things, as of somebody who answers in Consul's place.
 pub(super) fn read(
-    body: &[u8],
+    answer: &Answer,
     wanted: Wanted<'_>,
-) -> Result<(Snapshot, Vec<SkippedEntry>), serde_json::Error> {
-    let mut reading = Reading { wanted, instances: Vec::new(), places: HashMap::new(), skipped: Vec::new() };
-    let mut json = serde_json::Deserializer::from_slice(body);
-    json.deserialize_seq(&mut reading)?;
-    json.end()?;
+) -> Result<(Snapshot, Vec<SkippedEntry>), RegistryError> {
+    let (instances, places, skipped) = (Vec::new(), HashMap::new(), Vec::new());
+    let mut reading = Reading { answer, wanted, others: 0, entries: 0, instances, places, skipped };
+    answer.list("a list of health entries", |entry| reading.take(&entry))?;
+    if reading.others > 0 && reading.entries == 0 {
+        return Err(answer.not_understood("a list without a single health entry in it"));
+    }
     let instances = reading.instances.into_iter().map(Arc::new).collect();
     Ok((Snapshot { instances }, reading.skipped))
 }
 
-/// Takes one entry after the other, so that a large answer is never held as a
-/// tree and a bad entry costs only itself.
+/// Takes one entry after the other; a bad one costs only itself.
 struct Reading<'a> {
+    answer: &'a Answer,
     wanted: Wanted<'a>,
+    /// How many have the shape of an entry, good or bad, and how many have not.
+    entries: usize,
+    others: usize,
     instances: Vec<Instance>,
     places: HashMap<String, usize>,
     skipped: Vec<SkippedEntry>,
@@ -134,28 +136,14 @@ enum Health {
 
 // === impl Reading ===
 
-impl<'de> Visitor<'de> for &mut Reading<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of health entries")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<(), A::Error> {
-        while let Some(entry) = entries.next_element::<Value>()? {
-            self.take(&entry);
-        }
-        Ok(())
-    }
-}
-
 impl Reading<'_> {
     fn take(&mut self, json: &Value) {
+        *(if json["Service"].is_object() { &mut self.entries } else { &mut self.others }) += 1;
         let entry = match Entry::deserialize(json) {
             Ok(entry) => entry,
             Err(error) => {
                 let text = |of: &str, key: &str| json[of][key].as_str().unwrap_or_default();
-                let reason = SkipReason::NotUnderstood(excerpt(&error.to_string()));
+                let reason = SkipReason::NotUnderstood(error.to_string());
                 self.skip(text("Service", "ID"), text("Node", "Node"), reason);
                 return;
             }
@@ -175,9 +163,15 @@ impl Reading<'_> {
         }
     }
 
-    /// What is told of it goes into the log, so it is cut short.
+    /// What is told of it goes into the log.
     fn skip(&mut self, id: &str, node: &str, reason: SkipReason) {
-        self.skipped.push(SkippedEntry { id: excerpt(id), node: excerpt(node), reason });
+        let told = |text: &str| self.answer.told(text);
+        let reason = match reason {
+            SkipReason::Address(address) => SkipReason::Address(told(&address)),
+            SkipReason::NotUnderstood(what) => SkipReason::NotUnderstood(told(&what)),
+            reason @ (SkipReason::Port(_) | SkipReason::NoAddress) => reason,
+        };
+        self.skipped.push(SkippedEntry { id: told(id), node: told(node), reason });
     }
 
     /// Two entries with one address are one process; the healthier describes it.
@@ -234,7 +228,7 @@ impl Entry {
         ];
         let address =
             candidates.into_iter().flatten().find(|it| !it.is_empty()).ok_or(SkipReason::NoAddress)?;
-        let host = host(address).ok_or_else(|| SkipReason::Address(excerpt(address)))?;
+        let host = host(address).ok_or_else(|| SkipReason::Address(address.to_owned()))?;
         let port = service_wan.map(|it| it.port).filter(|it| *it != 0).unwrap_or(service.port);
         match u16::try_from(port) {
             Ok(port) if port != 0 => Ok((host, port)),

@@ -34,11 +34,15 @@ mod error;
 pub mod fuzz;
 mod index;
 mod instances;
+mod lanes;
+mod listed;
 mod name;
 mod pool;
 mod query;
 mod refusal;
 mod registration;
+mod repeat;
+mod secrets;
 mod token;
 mod transport;
 

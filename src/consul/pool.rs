@@ -1,33 +1,25 @@
-//! What all requests of a client share: the agents, which of them to ask, and how
-//! many reads may be under way.
+//! What all requests of a client share: the agents, which of them to ask, and the
+//! places for reads.
 
 use std::{error::Error, future::Future, sync::Arc, time::Duration};
 
 use consulrs::client::{ConsulClient as Consulrs, ConsulClientSettings};
 use parking_lot::Mutex;
 use rustify::clients::reqwest::Client as HttpClient;
-use tokio::{
-    sync::{Semaphore, SemaphorePermit, watch},
-    time::{Instant, timeout},
-};
+use tokio::{sync::watch, time::Instant};
 use tower::util::rng::{HasherRng, Rng};
 
 use super::{
     BlockingIndex, ConsulConfig, RegistryError,
-    agents::{self, Agents, Contact, Tried},
+    agents::{self, Agents, Contact, Fault, Tried},
+    lanes::{Lanes, Place},
 };
-
-/// How many reads that do not wait are under way at once; more queue. Our choice:
-/// an agent answers one within a few milliseconds, so a thousand take a second.
-const READS_AT_ONCE: usize = 16;
 
 pub(super) struct Pool {
     /// At least one.
     agents: Vec<Agent>,
     chosen: Mutex<Chosen>,
-    reads: Semaphore,
-    /// How long a read may queue.
-    patience: Duration,
+    lanes: Lanes,
 }
 
 struct Agent {
@@ -50,12 +42,14 @@ pub(super) struct Search<T> {
     from_afar: bool,
     /// The best answer of those whose servers are cut off from the leader, and whose it is.
     behind: Option<(usize, T)>,
+    /// What the others failed with.
+    failures: Vec<(usize, Fault, RegistryError)>,
 }
 
-/// A question that failed, and the address of the agent that it was put to; of several,
-/// the last one.
+/// A question that failed, and the address of the agent whose failure it is; `None` where
+/// none was asked.
 pub(crate) struct AgentFailure {
-    pub(crate) agent: Arc<str>,
+    pub(crate) agent: Option<Arc<str>>,
     pub(crate) error: RegistryError,
 }
 
@@ -71,8 +65,7 @@ impl Pool {
         Self {
             chosen: Mutex::new(Chosen { agents: Agents::new(agents.len()), rng: HasherRng::new() }),
             agents,
-            reads: Semaphore::new(READS_AT_ONCE),
-            patience: config.request_timeout,
+            lanes: Lanes::new(config.request_timeout),
         }
     }
 
@@ -81,7 +74,7 @@ impl Pool {
     }
 
     pub(super) fn failure(&self, agent: usize, error: RegistryError) -> AgentFailure {
-        AgentFailure { agent: Arc::clone(self.address(agent)), error }
+        AgentFailure { agent: Some(Arc::clone(self.address(agent))), error }
     }
 
     pub(super) fn addresses(&self) -> impl Iterator<Item = &Arc<str>> {
@@ -92,13 +85,9 @@ impl Pool {
         &self.agents[agent].consulrs.http
     }
 
-    /// Waits until there is room for one more read. An agent that stands still must
-    /// not keep those who queue for ever: they give up as if they had asked.
-    pub(super) async fn read(&self) -> Result<SemaphorePermit<'_>, RegistryError> {
-        let after = self.patience;
-        let read = timeout(after, self.reads.acquire()).await;
-        let read = read.map_err(|_| RegistryError::TimedOut { after })?;
-        Ok(read.expect("the semaphore is never closed"))
+    /// Waits until there is room for one more read: about `datacenter`, or the agents' own.
+    pub(super) async fn enter(&self, datacenter: Option<&str>) -> Result<Place, AgentFailure> {
+        self.lanes.enter(datacenter).await.map_err(|error| AgentFailure { agent: None, error })
     }
 
     /// What to wait beyond at this agent, and how long.
@@ -126,7 +115,7 @@ impl Pool {
         let tried = Tried::default();
         let agent = self.chosen.lock().agents.choose(tried, Instant::now());
         let agent = agent.expect("there is an agent, and none has been tried");
-        Search { agent, tried, from_afar, behind: None }
+        Search { agent, tried, from_afar, behind: None, failures: Vec::new() }
     }
 
     /// Notes how the agent of `search` did, where an answer's `contact` with the leader
@@ -137,49 +126,77 @@ impl Pool {
         outcome: Result<T, RegistryError>,
         contact: impl FnOnce(&T) -> Contact,
     ) -> Option<Result<T, RegistryError>> {
-        let error = match outcome {
+        let agent = search.agent;
+        match outcome {
             Ok(answer) => match contact(&answer) {
                 Contact::CutOff(age) if self.agents.len() > 1 => {
-                    let agent = search.agent;
                     self.cut_off(agent, age);
                     let (now, agents) = (Instant::now(), &self.chosen.lock().agents);
                     if search.behind.as_ref().is_none_or(|best| agents.knows_more(agent, best.0, now)) {
                         search.behind = Some((agent, answer));
                     }
-                    None
                 }
                 contact => {
-                    self.chosen.lock().agents.answered(search.agent, contact == Contact::InTouch);
+                    self.chosen.lock().agents.answered(agent, contact == Contact::InTouch);
+                    self.convict(search);
                     return Some(Ok(answer));
                 }
             },
-            Err(error) if agents::is_at_fault(&error, search.from_afar) => {
-                self.failed(search.agent, &error);
-                Some(error)
-            }
             Err(error) => {
-                self.chosen.lock().agents.answered(search.agent, false);
-                // What was said before may be followed.
-                return Some(search.behind.take().map_or(Err(error), |it| Ok(it.1)));
+                let fault = agents::fault(&error, search.from_afar);
+                match fault {
+                    Fault::Agent => self.failed(agent, &error),
+                    // An agent that is known to fail stays so until it answers well.
+                    Fault::Suspect => {}
+                    Fault::Elsewhere | Fault::Question => self.chosen.lock().agents.answered(agent, false),
+                }
+                search.failures.push((agent, fault, error));
+                if fault == Fault::Question {
+                    return Some(self.conclude(search));
+                }
+            }
+        }
+        search.tried.add(agent);
+        let next = {
+            let (now, agents) = (Instant::now(), &mut self.chosen.lock().agents);
+            match &search.behind {
+                Some((agent, _)) => agents.choose_better(search.tried, *agent, now),
+                None => agents.choose(search.tried, now),
             }
         };
-        search.tried.add(search.agent);
-        let (now, agents) = (Instant::now(), &mut self.chosen.lock().agents);
-        let next = match &search.behind {
-            Some((agent, _)) => agents.choose_better(search.tried, *agent, now),
-            None => agents.choose(search.tried, now),
-        };
-        if let Some(next) = next {
-            search.agent = next;
-            return None;
+        match next {
+            Some(next) => search.agent = next,
+            None => return Some(self.conclude(search)),
         }
-        match (search.behind.take(), error) {
-            (Some((agent, answer)), _) => {
-                agents.follow(agent);
-                Some(Ok(answer))
+        None
+    }
+
+    /// Another agent answers well what these answered badly: it was their fault.
+    fn convict<T>(&self, search: &mut Search<T>) {
+        for (agent, fault, error) in search.failures.drain(..) {
+            if fault == Fault::Suspect {
+                self.failed(agent, &error);
+                if let Some(quiet) = error.retry_after() {
+                    self.chosen.lock().agents.leave_alone(agent, quiet, Instant::now());
+                }
             }
-            (None, error) => error.map(Err),
         }
+    }
+
+    /// No agent is left to ask: the best of what was heard, and from whom.
+    fn conclude<T>(&self, search: &mut Search<T>) -> Result<T, RegistryError> {
+        let agents = &mut self.chosen.lock().agents;
+        if let Some((agent, answer)) = search.behind.take() {
+            agents.follow(agent);
+            return Ok(answer);
+        }
+        // What all say is nobody's fault.
+        let suspects = search.failures.iter().filter(|it| it.1 == Fault::Suspect);
+        suspects.for_each(|it| agents.answered(it.0, false));
+        let told = search.failures.drain(..).max_by_key(|it| agents::standing(&it.2));
+        let (agent, _, error) = told.expect("no agent is left, and none has answered");
+        search.agent = agent;
+        Err(error)
     }
 
     fn cut_off(&self, agent: usize, age: Duration) {

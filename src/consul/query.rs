@@ -72,6 +72,9 @@ impl HealthQuery {
     }
 
     /// Asks in this datacenter, through the same agent. Default: the agent's own.
+    ///
+    /// Where the agent does not tell its own datacenter's name within 1 s, this one counts as
+    /// another, and its instances' WAN addresses are used.
     pub fn datacenter(mut self, datacenter: impl Into<String>) -> Self {
         self.datacenter = Some(datacenter.into()).filter(|it| !it.is_empty());
         self

@@ -1,6 +1,6 @@
 //! The token that goes along with each request, and the file it comes from.
 
-use std::{error::Error, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::VecDeque, error::Error, path::PathBuf, sync::Arc, time::Duration};
 
 use http02::HeaderValue;
 use parking_lot::Mutex;
@@ -15,13 +15,23 @@ use super::{
 /// lies on something that hangs, and the token at hand is better than none.
 const FILE_PATIENCE: Duration = Duration::from_secs(1);
 
+/// How many tokens are remembered, to be hidden where an answer repeats them. Our
+/// choice: a request that is answered after so many exchanges still hides its own.
+const REMEMBERED: usize = 16;
+
 /// The token as it is now. A file is read before each request: tokens have one
 /// length, and two may be written in one tick of the file's clock, so its size
 /// and time tell less than its few bytes do.
 pub(super) struct Token {
     file: Option<Arc<Given<PathBuf>>>,
+    known: Known,
     held: Arc<Mutex<Held>>,
 }
+
+/// The tokens that were held lately, this one among them: an answer may repeat what
+/// went along with an earlier request.
+#[derive(Clone, Default)]
+pub(super) struct Known(Arc<Mutex<VecDeque<HeaderValue>>>);
 
 struct Held {
     value: Option<HeaderValue>,
@@ -41,8 +51,11 @@ impl Token {
     /// Where the token, or at this first time its file, cannot be used.
     pub(super) fn new(config: &ConsulConfig) -> Result<Self, ConfigError> {
         let value = config::token(config)?;
+        let known = Known::default();
+        known.add(value.as_ref());
         Ok(Self {
             file: config.token_file.clone().map(Arc::new),
+            known,
             held: Arc::new(Mutex::new(Held { value, reading: false, unusable: false })),
         })
     }
@@ -59,12 +72,15 @@ impl Token {
                 self.tell(file, read);
             }
         }
-        self.last()
+        let token = self.held.lock().value.clone();
+        // Before it is sent.
+        self.known.add(token.as_ref());
+        token
     }
 
-    /// The token as it was last read.
-    pub(super) fn last(&self) -> Option<HeaderValue> {
-        self.held.lock().value.clone()
+    /// The tokens that were held lately.
+    pub(super) fn known(&self) -> Known {
+        self.known.clone()
     }
 
     /// One line in the log for each thing that happens to the file.
@@ -81,6 +97,23 @@ impl Token {
             Ok(false) if was_unusable => tracing::info!(%file, "the token's file can be used again"),
             _ => {}
         }
+    }
+}
+
+// === impl Known ===
+
+impl Known {
+    fn add(&self, token: Option<&HeaderValue>) {
+        let Some(token) = token else { return };
+        let mut known = self.0.lock();
+        if !known.contains(token) {
+            known.truncate(REMEMBERED - 1);
+            known.push_front(token.clone());
+        }
+    }
+
+    pub(super) fn all(&self) -> Vec<HeaderValue> {
+        self.0.lock().iter().cloned().collect()
     }
 }
 

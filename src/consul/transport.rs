@@ -8,7 +8,7 @@
 use std::{error::Error, io, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use http02::{HeaderMap, HeaderValue, Request, Response, header::AUTHORIZATION};
+use http02::{HeaderValue, Request, Response, header::AUTHORIZATION};
 use rustify::{
     client::Client,
     clients::reqwest::Client as HttpClient,
@@ -16,11 +16,19 @@ use rustify::{
     enums::{RequestMethod, RequestType, ResponseType},
     errors::ClientError,
 };
+use tokio::time::{Instant, timeout};
 
-use super::RegistryError;
+use super::{
+    RegistryError,
+    secrets::{Answer, Secrets},
+    token::Known,
+};
 
 /// How much of a refusal is read. What Consul has to say is far shorter.
 const REFUSAL_BYTES: usize = 4 << 10;
+/// How long the body of a refusal is read. Its status and its headers decide by
+/// themselves; our choice for what is only told.
+const REFUSAL_PATIENCE: Duration = Duration::from_millis(500);
 /// The longest URI that the `http` crate holds.
 const LONGEST_URI: usize = u16::MAX as usize - 1;
 
@@ -42,18 +50,13 @@ pub(super) struct Credentials {
     pub(super) authorization: Option<HeaderValue>,
     /// What `authorization` was made of.
     pub(super) auth: Option<Arc<str>>,
-}
-
-/// An answer of any status.
-#[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) status: u16,
-    pub(super) headers: HeaderMap,
-    pub(super) body: Vec<u8>,
+    /// The tokens of other requests.
+    pub(super) known: Known,
 }
 
 /// Asks and waits up to `patience`, from connecting to the answer's last byte. A
-/// good answer may have `limit` bytes; of a refusal only the beginning is read.
+/// good answer may have `limit` bytes; of a refusal only the beginning is read, and
+/// only for 500 ms beyond its head.
 /// Dropping the future closes the connection.
 pub(super) async fn exchange(
     http: &HttpClient,
@@ -77,10 +80,15 @@ pub(super) async fn exchange(
         Some(error) => Err(error),
         None => {
             let (head, body) = response.into_parts();
-            Ok(Answer { status: head.status.as_u16(), headers: head.headers, body })
+            let whole = head.extensions.get::<Cut>().is_none();
+            Ok(Answer::new(head.status.as_u16(), head.headers, body, whole, credentials.secrets()))
         }
     }
 }
+
+/// Marks a response whose body did not come to its end.
+#[derive(Clone, Copy)]
+struct Cut;
 
 /// rustify's client over consulrs's HTTP client, for one request.
 struct Courier<'a> {
@@ -102,6 +110,13 @@ impl Call {
 
     pub(super) fn put(path: impl Into<String>, query: String, body: Vec<u8>) -> Self {
         Self { method: RequestMethod::PUT, path: path.into(), query, body }
+    }
+}
+
+impl Call {
+    /// The same once more, where asking twice changes nothing.
+    pub(super) fn repeatable(&self) -> Option<Self> {
+        matches!(self.method, RequestMethod::GET).then(|| self.clone())
     }
 }
 
@@ -128,41 +143,22 @@ impl Endpoint for Call {
     }
 }
 
-// === impl Answer ===
-
-impl Answer {
-    /// A header that is a number.
-    pub(super) fn number(&self, name: &str) -> Option<u64> {
-        self.headers.get(name)?.to_str().ok()?.trim().parse().ok()
-    }
-
-    /// A header that is `true` or `false`.
-    pub(super) fn flag(&self, name: &str) -> Option<bool> {
-        self.headers.get(name)?.to_str().ok()?.trim().parse().ok()
-    }
-}
-
 // === impl Credentials ===
 
 impl Credentials {
-    /// `text` of somebody who may repeat what he was sent, as some proxies do.
-    pub(super) fn hidden(&self, text: &str) -> String {
-        let as_text = |it: &Option<HeaderValue>| {
-            it.as_ref().map(|it| String::from_utf8_lossy(it.as_bytes()).into_owned())
-        };
-        let (token, authorization) = (as_text(&self.token), as_text(&self.authorization));
-        let encoded = authorization.as_deref().and_then(|it| it.split_once(' ')).map(|(_, it)| it);
-        let password = self.auth.as_deref().and_then(|it| it.split_once(':')).map(|(_, it)| it);
-        let mut text = text.to_owned();
-        for secret in [token.as_deref(), encoded, self.auth.as_deref(), password].into_iter().flatten() {
-            if !secret.is_empty() {
-                text = text.replace(secret, "(hidden)");
-                // As an error quotes it.
-                let quoted = format!("{secret:?}");
-                text = text.replace(&quoted[1..quoted.len() - 1], "(hidden)");
-            }
+    /// What whoever is sent these may repeat. To be asked for when he has answered:
+    /// he may have been sent another token meanwhile, and mistake one request for
+    /// another.
+    pub(super) fn secrets(&self) -> Secrets {
+        let as_text = |it: &HeaderValue| String::from_utf8_lossy(it.as_bytes()).into_owned();
+        let mut secrets: Vec<_> = self.known.all().iter().chain(&self.token).map(as_text).collect();
+        let authorization = self.authorization.as_ref().map(as_text);
+        secrets.extend(authorization.iter().filter_map(|it| Some(it.split_once(' ')?.1.to_owned())));
+        if let Some(auth) = &self.auth {
+            secrets.extend(auth.split_once(':').map(|(_, password)| password.to_owned()));
+            secrets.push(auth.to_string());
         }
-        text
+        Secrets::of(secrets)
     }
 }
 
@@ -198,10 +194,7 @@ impl Client for Courier<'_> {
     /// Never an error: rustify logs each one three times at ERROR, on every
     /// attempt. A failure travels in the response's extensions instead.
     async fn execute(&self, request: Request<Vec<u8>>) -> Result<Response<Vec<u8>>, ClientError> {
-        let outcome = match tokio::time::timeout(self.patience, self.fetch(request)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(RegistryError::TimedOut { after: self.patience }),
-        };
+        let outcome = self.fetch(request).await;
         Ok(outcome.unwrap_or_else(|error| {
             let mut response = Response::new(Vec::new());
             response.extensions_mut().insert(error);
@@ -214,33 +207,55 @@ impl Courier<'_> {
     async fn fetch(&self, request: Request<Vec<u8>>) -> Result<Response<Vec<u8>>, RegistryError> {
         let request = reqwest::Request::try_from(request)
             .map_err(|error| RegistryError::Unsendable { reason: error.without_url().to_string() })?;
-        let mut incoming = self.http.http.execute(request).await.map_err(unanswered)?;
-        let good = incoming.status().is_success();
-        let limit = if good { self.limit } else { REFUSAL_BYTES };
-        let too_large = RegistryError::TooLarge { limit };
-        if good && incoming.content_length().is_some_and(|it| it > limit as u64) {
-            return Err(too_large);
-        }
+        let timed_out = |_| RegistryError::TimedOut { after: self.patience };
+        let started = Instant::now();
+        let sent = timeout(self.patience, self.http.http.execute(request));
+        let mut incoming = sent.await.map_err(timed_out)?.map_err(unanswered)?;
         let mut body = Vec::new();
-        loop {
-            match incoming.chunk().await {
-                Ok(Some(chunk)) if body.len() + chunk.len() <= limit => body.extend_from_slice(&chunk),
-                Ok(Some(_)) if good => return Err(too_large),
-                Ok(Some(chunk)) => {
-                    body.extend_from_slice(&chunk[..limit - body.len()]);
-                    break;
-                }
-                Ok(None) => break,
-                Err(error) if good => return Err(lost(error)),
-                // The status is what counts in a refusal.
-                Err(_) => break,
-            }
-        }
+        let whole = if incoming.status().is_success() {
+            let left = self.patience.saturating_sub(started.elapsed());
+            timeout(left, self.read(&mut incoming, &mut body)).await.map_err(timed_out)??;
+            true
+        } else {
+            let read = timeout(REFUSAL_PATIENCE, beginning(&mut incoming, &mut body)).await;
+            read.unwrap_or(false)
+        };
         let mut response = Response::new(body);
         *response.status_mut() = incoming.status();
         *response.headers_mut() = std::mem::take(incoming.headers_mut());
+        if !whole {
+            response.extensions_mut().insert(Cut);
+        }
         Ok(response)
     }
+
+    /// All of a good answer.
+    async fn read(&self, incoming: &mut reqwest::Response, body: &mut Vec<u8>) -> Result<(), RegistryError> {
+        let too_large = || RegistryError::TooLarge { limit: self.limit };
+        if incoming.content_length().is_some_and(|it| it > self.limit as u64) {
+            return Err(too_large());
+        }
+        while let Some(chunk) = incoming.chunk().await.map_err(lost)? {
+            if body.len() + chunk.len() > self.limit {
+                return Err(too_large());
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(())
+    }
+}
+
+/// The beginning of a refusal. True where that is all of it.
+async fn beginning(incoming: &mut reqwest::Response, body: &mut Vec<u8>) -> bool {
+    while body.len() < REFUSAL_BYTES {
+        match incoming.chunk().await {
+            Ok(Some(chunk)) => body.extend_from_slice(&chunk[..chunk.len().min(REFUSAL_BYTES - body.len())]),
+            Ok(None) => return true,
+            // The status is what counts in a refusal.
+            Err(_) => return false,
+        }
+    }
+    false
 }
 
 /// Nothing was answered. A connection that Consul does not want is closed at once,
@@ -277,7 +292,8 @@ mod tests {
     use crate::consul::{HealthQuery, ServiceName};
 
     fn uri(path: String, query: String) -> http02::Uri {
-        let credentials = Credentials { token: None, authorization: None, auth: None };
+        let credentials =
+            Credentials { token: None, authorization: None, auth: None, known: Known::default() };
         let endpoint = Call::get(path, query);
         let request = endpoint.with_middleware(&credentials).request("http://127.0.0.1:8500").unwrap();
         request.uri().clone()

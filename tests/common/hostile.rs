@@ -29,6 +29,14 @@ pub(crate) async fn silent() -> Listening {
     .await
 }
 
+/// Accepts, reads what comes first, and closes without a word.
+pub(crate) async fn closing() -> Listening {
+    listen(|mut stream| async move {
+        let _ = stream.read(&mut [0; 1024]).await;
+    })
+    .await
+}
+
 /// An HTTP/1 server: what it does not understand is a bad request.
 pub(crate) async fn http1() -> Listening {
     listen(|mut stream| async move {

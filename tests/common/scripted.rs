@@ -59,16 +59,22 @@ pub(crate) enum Act {
     After(Duration, Box<Act>),
     /// A status in the headers ("trailers-only"), with more headers beside it.
     Status(i32, &'static str, Vec<(&'static str, &'static str)>),
-    /// The same, once the whole request has been read.
+    /// A `grpc-status` that may be no number, in the headers.
+    StatusText(&'static str),
+    /// The same as a status, once the whole request has been read.
     ReadThenStatus(i32, &'static str),
     /// An HTTP status without any grpc-status, as a proxy gives it.
     Http(u16),
+    /// An HTTP status, a content type, and a page for people.
+    Page(u16, &'static str),
     /// RST_STREAM before any header.
     Reset(Reason),
     /// The same, once the whole request has been read.
     ReadThenReset(Reason),
     /// GOAWAY with this last stream id. Streams up to it go on; the request itself hangs.
     GoAway(u32),
+    /// The same for another reason.
+    GoAwayFor(u32, Reason),
     /// No answer.
     Hang,
     /// The connection is closed.
@@ -85,7 +91,11 @@ pub(crate) enum End {
     Status(i32),
     /// END_STREAM where trailers should be.
     NoTrailers,
-    /// The same, with a `grpc-retry-pushback-ms` beside it.
+    /// A `grpc-status` that may be no number, in the trailers.
+    StatusText(&'static str),
+    /// Trailers that hold no `grpc-status`.
+    NoStatus,
+    /// A status, with a `grpc-retry-pushback-ms` beside it.
     Pushback(i32, &'static str),
     /// Trailers that say INVALID_ARGUMENT, with details that are no base64.
     BadDetails,
@@ -98,6 +108,7 @@ pub(crate) enum End {
 enum Command {
     GoAway,
     Cut,
+    Reset,
 }
 
 type Script = dyn Fn(&Ask) -> Act + Send + Sync;
@@ -211,6 +222,11 @@ impl Scripted {
         let _ = self.commands.send(Command::GoAway);
     }
 
+    /// Resets every connection: TCP's RST in place of a good end.
+    pub(crate) fn reset(&self) {
+        let _ = self.commands.send(Command::Reset);
+    }
+
     /// Closes every connection.
     pub(crate) fn cut(&self) {
         let _ = self.commands.send(Command::Cut);
@@ -248,6 +264,7 @@ async fn serve(stream: TcpStream, number: usize, shared: &Shared, mut orders: br
             biased;
             order = orders.recv() => match order {
                 Ok(Command::GoAway) => connection.graceful_shutdown(),
+                Ok(Command::Reset) => return raw.0.set_zero_linger().unwrap(),
                 _ => return,
             },
             accepted = connection.accept() => {
@@ -256,7 +273,8 @@ async fn serve(stream: TcpStream, number: usize, shared: &Shared, mut orders: br
                 match act {
                     Act::Close => return,
                     // Between two frames: this task alone writes, and what h2 had to say is out.
-                    Act::GoAway(last) => assert_eq!(raw.0.try_write(&go_away_frame(last)).unwrap(), 17),
+                    Act::GoAway(last) => go_away(&raw.0, last, Reason::NO_ERROR),
+                    Act::GoAwayFor(last, reason) => go_away(&raw.0, last, reason),
                     _ => {}
                 }
                 running.push(perform(act, request, respond, shared));
@@ -312,6 +330,16 @@ async fn perform(
             response.headers_mut().extend(status(code, message));
             let _ = respond.send_response(response, true);
         }
+        Act::StatusText(text) => {
+            let mut response = head();
+            response.headers_mut().insert("grpc-status", HeaderValue::from_static(text));
+            let _ = respond.send_response(response, true);
+        }
+        Act::Page(code, content) => {
+            let response = Response::builder().status(code).header("content-type", content);
+            let Ok(mut stream) = respond.send_response(response.body(()).unwrap(), false) else { return };
+            let _ = stream.send_data(Bytes::from_static(b"<html>no such luck</html>"), true);
+        }
         Act::Http(code) => {
             let response = Response::builder().status(code).header("content-type", "text/html");
             let _ = respond.send_response(response.body(()).unwrap(), true);
@@ -339,6 +367,16 @@ async fn perform(
                     trailers.insert("grpc-retry-pushback-ms", HeaderValue::from_static(wait));
                     let _ = stream.send_trailers(trailers);
                 }
+                End::StatusText(text) => {
+                    let mut trailers = HeaderMap::new();
+                    trailers.insert("grpc-status", HeaderValue::from_static(text));
+                    let _ = stream.send_trailers(trailers);
+                }
+                End::NoStatus => {
+                    let mut trailers = HeaderMap::new();
+                    trailers.insert("x-mine", HeaderValue::from_static("kept"));
+                    let _ = stream.send_trailers(trailers);
+                }
                 End::NoTrailers => drop(stream.send_data(Bytes::new(), true)),
                 End::BadDetails => {
                     let mut trailers = status(3, "mine");
@@ -360,7 +398,7 @@ async fn perform(
             }
             std::future::pending().await
         }
-        Act::GoAway(_) | Act::Close | Act::After(..) => hang(&mut body, shared).await,
+        Act::GoAway(_) | Act::GoAwayFor(..) | Act::Close | Act::After(..) => hang(&mut body, shared).await,
     }
 }
 
@@ -406,12 +444,13 @@ fn status(code: i32, message: &'static str) -> HeaderMap {
     map
 }
 
-/// RFC 9113, 6.8: length 8, type 7, no flags, stream 0; last stream id, NO_ERROR.
-fn go_away_frame(last: u32) -> [u8; 17] {
+/// RFC 9113, 6.8: length 8, type 7, no flags, stream 0; last stream id, reason.
+fn go_away(socket: &TcpStream, last: u32, reason: Reason) {
     let mut frame = [0; 17];
     (frame[2], frame[3]) = (8, 7);
     frame[9..13].copy_from_slice(&last.to_be_bytes());
-    frame
+    frame[13..].copy_from_slice(&u32::from(reason).to_be_bytes());
+    assert_eq!(socket.try_write(&frame).unwrap(), frame.len());
 }
 
 /// A socket that can be written to beside h2.

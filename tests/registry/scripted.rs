@@ -21,6 +21,10 @@ use tokio_util::task::AbortOnDropHandle;
 pub(crate) enum Reply {
     /// Send this and close.
     Send(Vec<u8>),
+    /// Send this to the first request of all, and close on every other.
+    SendOnce(Vec<u8>),
+    /// Send this so many times, each on a request, and close on the next one.
+    SendThenClose(Vec<u8>, usize),
     /// Send this, then keep the connection open in silence.
     SendAndHang(Vec<u8>),
     /// Send this, then the other again and again for as long as it is taken.
@@ -87,18 +91,25 @@ pub(crate) fn answer(status: &str, headers: &str, body: impl AsRef<[u8]>) -> Rep
 
 /// Serves one request, and returns once the other side has gone.
 async fn serve(mut stream: TcpStream, seen: &Mutex<Vec<String>>, reply: Reply) {
-    let mut head = Vec::new();
-    let mut buffer = [0; 4096];
-    while !head.windows(4).any(|it| it == b"\r\n\r\n") {
-        match stream.read(&mut buffer).await {
-            Ok(1..) => {}
-            _ => return,
+    if let Reply::SendThenClose(bytes, times) = reply {
+        let mut left = times;
+        while request(&mut stream, seen).await && left > 0 {
+            let _ = stream.write_all(&bytes).await;
+            left -= 1;
         }
-        head.extend(&buffer.iter().copied().take_while(|it| *it != 0).collect::<Vec<_>>());
-        buffer = [0; 4096];
+        return;
     }
-    seen.lock().push(String::from_utf8_lossy(&head).into_owned());
+    if let Reply::SendOnce(bytes) = reply {
+        while request(&mut stream, seen).await && seen.lock().len() == 1 {
+            let _ = stream.write_all(&bytes).await;
+        }
+        return;
+    }
+    if !request(&mut stream, seen).await {
+        return;
+    }
     match reply {
+        Reply::SendThenClose(..) | Reply::SendOnce(_) => {}
         Reply::Send(bytes) => {
             let _ = stream.write_all(&bytes).await;
             let _ = stream.shutdown().await;
@@ -113,5 +124,19 @@ async fn serve(mut stream: TcpStream, seen: &Mutex<Vec<String>>, reply: Reply) {
             }
         }
     }
-    while let Ok(1..) = stream.read(&mut buffer).await {}
+    while let Ok(1..) = stream.read(&mut [0; 4096]).await {}
+}
+
+/// Reads a request's head. False where none came.
+async fn request(stream: &mut TcpStream, seen: &Mutex<Vec<String>>) -> bool {
+    let mut head = Vec::new();
+    let mut buffer = [0; 4096];
+    while !head.windows(4).any(|it| it == b"\r\n\r\n") {
+        match stream.read(&mut buffer).await {
+            Ok(length @ 1..) => head.extend(&buffer[..length]),
+            _ => return false,
+        }
+    }
+    seen.lock().push(String::from_utf8_lossy(&head).into_owned());
+    true
 }

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tonic::Code;
-use tonic_failover::client::{CallErrorKind, Policy};
+use tonic_failover::client::{CallErrorKind, FailoverChannel, Policy};
 
 use crate::{
     common::{
-        DEADLINE, SOON, get as get_served,
+        DEADLINE, SOON, client, get as get_served,
         hostile::{self, Listening},
-        options,
+        options, register,
         scripted::{Act, Scripted},
         until,
     },
@@ -145,4 +145,44 @@ async fn a_server_that_answers_the_check_and_dies_at_once_makes_no_dial_storm() 
     let failed: u32 = calls.join_all().await.into_iter().sum();
     println!("{failed} calls failed, {} connections, {} requests", server.connections(), server.asks().len());
     assert!(server.connections() < 30, "{} connections in 3 s", server.connections());
+}
+
+/// The good one and so many that accept connections and say nothing.
+const SILENT: usize = 40;
+
+/// Calls until one is answered.
+async fn served_at_last(channel: FailoverChannel) {
+    while get(channel.clone(), DEADLINE).await.is_err() {}
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn among_dozens_that_say_nothing_the_good_one_is_found_and_found_again() {
+    let good = Scripted::good().await;
+    let Some(stage) = Stage::set(&[("good", good.port)]).await else { return };
+    served_at_last(stage.channel()).await;
+    let mut silent = Vec::new();
+    for number in 0..SILENT {
+        let listening = hostile::silent().await;
+        register(stage.consul.registry(), "counter", &format!("silent{number}"), listening.port).await;
+        silent.push(listening);
+    }
+    until(&stage.client, "all are known", |c| c.status().datacenters[0].known == SILENT + 1).await;
+    // Each client has an order of its own.
+    let clients: Vec<_> = (0..8).map(|_| client(&stage.consul.url())).collect();
+    let all_served = async |what: &str| {
+        let mut calls = JoinSet::new();
+        for channel in clients.iter().map(|client| client.channel()).chain([stage.channel()]) {
+            calls.spawn(timed(served_at_last(channel)));
+        }
+        while let Some(call) = calls.join_next().await {
+            let ((), took) = call.unwrap();
+            println!("{what}: served after {took:?}");
+            assert!(took < Duration::from_secs(20), "{what}: {took:?}");
+        }
+    };
+    all_served("new").await;
+    for _ in 0..2 {
+        good.cut();
+        all_served("cut off").await;
+    }
 }

@@ -29,7 +29,7 @@ use tonic::{Status, body::Body};
 pub(crate) use self::context::CallContext;
 use super::{
     admission::Admission,
-    answer::Answer,
+    answer::{self, Answer},
     balance::{Chosen, Picker},
     binding::Binding,
     choice::{CallOptions, Reach},
@@ -39,7 +39,6 @@ use super::{
     hook::CallFailure,
     methods::Methods,
     options::ServiceOptions,
-    outcome,
     replay::ReplayBody,
     report::Report,
     response::WatchedBody,
@@ -209,7 +208,7 @@ impl Answered {
         let mut response = match answer {
             Answer::Whole(response) => response.map(Body::new),
             Answer::Begun(response) => {
-                let has_status = outcome::status_in_headers(&response).is_some();
+                let has_status = answer::tell(response.headers());
                 response.map(|body| {
                     Body::new(WatchedBody::new(body, has_status, context, endpoint, attempts, until))
                 })

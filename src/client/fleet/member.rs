@@ -59,6 +59,23 @@ pub(crate) enum Health {
     NotServing,
 }
 
+/// Who is dialled before whom. Preference decides among those that have not failed; those
+/// that have come behind them, the longest untried first: all of them are tried before any is
+/// tried twice, so that no number of silent ones keeps calls from the one that would answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Turn {
+    /// It served and was lost, and is not known to have failed: the likeliest to answer.
+    Lost {
+        rank: (bool, u64),
+    },
+    Untried {
+        rank: (bool, u64),
+    },
+    Failed {
+        attempt: u64,
+    },
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Rest {
     since: Instant,
@@ -78,6 +95,10 @@ pub(crate) struct Member<C> {
     /// and calls badly must not be back ever so soon.
     ejections: u32,
     short_lives: u32,
+    /// Its connection was lost, and it has not been dialled since.
+    was_lost: bool,
+    /// The number of the latest attempt; 0 where there was none.
+    attempt: u64,
     ejected: Option<Rest>,
     last_failure: Option<String>,
     /// Connected, and kept only while there is nothing better.
@@ -97,6 +118,8 @@ impl<C> Member<C> {
             failures: 0,
             ejections: 0,
             short_lives: 0,
+            was_lost: false,
+            attempt: 0,
             ejected: None,
             last_failure: None,
             doubted: false,
@@ -138,6 +161,27 @@ impl<C> Member<C> {
     pub(crate) fn rests_until(&self, starving: bool) -> Option<Instant> {
         let until = self.ejected?.until;
         Some(if starving { until.min(self.ejected?.since + LONGEST_REST_WHILE_STARVING) } else { until })
+    }
+
+    /// It has failed, or was taken out, less than `within` ago.
+    pub(crate) fn failed_since(&self, within: Duration, now: Instant) -> Option<Instant> {
+        let since = self.ejected?.since;
+        (now.saturating_duration_since(since) < within).then_some(since)
+    }
+
+    pub(crate) fn turn(&self) -> Turn {
+        match self.rank {
+            rank if self.was_lost => Turn::Lost { rank },
+            rank if self.failures == 0 => Turn::Untried { rank },
+            _ => Turn::Failed { attempt: self.attempt },
+        }
+    }
+
+    /// An attempt begins.
+    pub(crate) fn dialled(&mut self, attempt: u64, now: Instant) {
+        self.link = Link::Dialling { since: now, attempt };
+        self.attempt = attempt;
+        self.was_lost = false;
     }
 
     pub(crate) fn last_failure(&self) -> Option<&str> {
@@ -183,7 +227,8 @@ impl<C> Member<C> {
             self.short_lives = if in_vain { self.short_lives + 1 } else { 0 };
         }
         self.link = Link::Idle;
-        self.short_lives < SHORT_LIVES
+        self.was_lost = self.short_lives < SHORT_LIVES;
+        self.was_lost
     }
 
     /// The registry says that it has come back: what was before counts no more.

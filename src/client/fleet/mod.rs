@@ -7,6 +7,7 @@
 //!
 //! The worker does the rest: it dials what the plan says and publishes what it binds.
 
+mod dialling;
 mod member;
 mod plan;
 mod quality;

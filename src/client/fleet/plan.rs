@@ -5,13 +5,9 @@ use tokio::time::Instant;
 use super::{
     Fleet, Key,
     member::{Health, Link, Member},
-    tier::{HEAD_START, Tier, is_fresh},
+    tier::{HEAD_START, Tier},
 };
 use crate::InstanceId;
-/// How many attempts may have the field at once in one datacenter. Where a
-/// thousand instances are wanted, the first are ready before the last are begun.
-/// Our choice.
-const DIALS_AT_ONCE: usize = 32;
 
 /// What the worker is to do now.
 #[derive(Debug)]
@@ -46,13 +42,13 @@ pub(crate) struct Bound<C> {
 }
 
 /// The earliest of several moments, all after `now`.
-struct Wake {
+pub(super) struct Wake {
     now: Instant,
     at: Option<Instant>,
 }
 
 impl Wake {
-    fn at(&mut self, at: Instant) {
+    pub(super) fn at(&mut self, at: Instant) {
         if at > self.now {
             self.at = Some(self.at.map_or(at, |earliest| earliest.min(at)));
         }
@@ -90,89 +86,13 @@ impl<C: Clone> Fleet<C> {
         order
     }
 
-    /// Instances to dial, and marks them. Only up to the datacenter that is
-    /// usable: those behind it are not needed, unless they are kept warm.
-    fn dials(&mut self, order: &[usize], now: Instant, wake: &mut Wake) -> Vec<Dial> {
-        let mut dials = Vec::new();
-        let mut behind = false;
-        for &tier in order {
-            if self.tiers[tier].asked_since.is_some() {
-                self.dial_up_to(tier, self.quota(tier, behind), now, wake, &mut dials);
-            }
-            behind |= self.tiers[tier].is_sound();
-        }
-        dials
-    }
-
-    /// How many connections a datacenter is to have; `behind` another that is usable,
-    /// only what calls want there, or what is kept warm.
-    fn quota(&self, tier: usize, behind: bool) -> usize {
-        let wanted = self.wanted.tiers.contains(&tier);
-        match self.settings.policy {
-            policy if policy.spreads() && (wanted || !behind) => usize::MAX,
-            _ if !behind => self.settings.spares.saturating_add(1),
-            _ => usize::from(wanted || self.settings.keep_warm),
-        }
-    }
-
-    /// Starts attempts until as many connections are ready or freshly under
-    /// way. An attempt that has been out for the head start counts no more, so
-    /// that a silent host holds nobody up.
-    fn dial_up_to(
-        &mut self,
-        tier: usize,
-        wanted: usize,
-        now: Instant,
-        wake: &mut Wake,
-        dials: &mut Vec<Dial>,
-    ) {
-        let starving = self.is_starving();
-        let ranked: Vec<_> = self.tiers[tier].ranked().into_iter().cloned().collect();
-        let members = &mut self.tiers[tier].members;
-        // What warns does not stand in for what passes.
-        let (mut under_way, mut passing, mut dialling) = (0, 0, 0);
-        for member in members.values().filter(|member| !member.unlisted) {
-            let counts = match member.link {
-                Link::Ready { .. } => member.serves(),
-                Link::Dialling { since, .. } if is_fresh(since, now) => {
-                    wake.at(since + HEAD_START);
-                    dialling += 1;
-                    true
-                }
-                Link::Dialling { .. } | Link::Idle => false,
-            };
-            under_way += usize::from(counts);
-            passing += usize::from(counts && !member.instance.warning);
-        }
-        for id in ranked {
-            let Some(member) = members.get_mut(&id) else { continue };
-            let enough = if member.instance.warning { under_way } else { passing } >= wanted;
-            if dialling >= DIALS_AT_ONCE {
-                break;
-            }
-            if (enough && !self.wanted.ids.contains(&id)) || !matches!(member.link, Link::Idle) {
-                continue;
-            }
-            if let Some(until) = member.rests_until(starving).filter(|&until| until > now) {
-                wake.at(until);
-                continue;
-            }
-            self.attempts += 1;
-            member.link = Link::Dialling { since: now, attempt: self.attempts };
-            dials.push(Dial { key: Key { tier, id }, attempt: self.attempts });
-            wake.at(now + HEAD_START);
-            under_way += 1;
-            dialling += 1;
-            passing += usize::from(!member.instance.warning);
-        }
-    }
-
     fn note_usability(&mut self, now: Instant, wake: &mut Wake) {
         for tier in &mut self.tiers {
             // The status counts who is ejected: it changes when a rest ends.
             tier.members.values().filter_map(|m| m.rests_until(false)).for_each(|until| wake.at(until));
             if tier.serves() {
                 tier.usable_since.get_or_insert(now);
+                tier.seeking_since = None;
                 continue;
             }
             tier.usable_since = None;

@@ -513,6 +513,159 @@ async fn what_is_to_forget_the_list_on_purpose_forgets_all_of_it() {
     assert!(bench.settle(&[]).bound.is_none());
 }
 
+/// Instances by number, of which one is good and the others say nothing or refuse.
+struct Crowd {
+    bench: Bench,
+    refuses: Vec<bool>,
+    /// For each the number of its latest dial.
+    dialled: Vec<u64>,
+    dials: u64,
+    /// Attempts that nobody answers: when they end.
+    silent: Vec<(Instant, Key, u64)>,
+    /// The latest dials.
+    recent: Vec<Instant>,
+}
+
+impl Crowd {
+    const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+    fn new(settings: Settings, refuses: Vec<bool>) -> Self {
+        let mut bench = Bench::new(settings, 1);
+        let names: Vec<String> = (0..refuses.len()).map(|n| format!("i{n:04}")).collect();
+        bench.list(0, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        let dialled = vec![0; refuses.len()];
+        Self { bench, refuses, dialled, dials: 0, silent: Vec::new(), recent: Vec::new() }
+    }
+
+    fn number(key: &Key) -> usize {
+        key.id.authority()[1..5].parse().expect("a number")
+    }
+
+    /// One plan and what comes of it. Returns what is bound; moves the clock to the next event, if any,
+    /// where nothing more happens at once.
+    fn step(&mut self, good: Option<usize>) -> Plan<Conn> {
+        let now = self.bench.now;
+        for (_, key, attempt) in self.silent.extract_if(.., |(ends, ..)| *ends <= now) {
+            self.bench.fleet.refused(&key, attempt, "silent".into(), 0.5, now);
+        }
+        let members = || {
+            let number = |id: &InstanceId| Self::number(&Key { tier: 0, id: id.clone() });
+            self.bench.fleet.tiers[0].members.iter().map(move |(id, member)| (number(id), member))
+        };
+        let starving = self.bench.fleet.is_starving();
+        let waits = |m: &Member<Conn>| {
+            matches!(m.link, Link::Idle) && m.rests_until(starving).is_none_or(|until| until <= now)
+        };
+        let idle: Vec<_> = members().filter(|(_, m)| waits(m)).map(|(number, _)| number).collect();
+        let lost = members().find(|(_, m)| matches!(m.turn(), member::Turn::Lost { .. })).map(|it| it.0);
+        let mut plan = self.bench.plan();
+        let dials = std::mem::take(&mut plan.dial);
+        let chosen: Vec<_> = dials.iter().map(|dial| Self::number(&dial.key)).collect();
+        let left = idle.iter().filter(|n| !chosen.contains(n)).map(|&n| self.dialled[n]).min();
+        for Dial { key, attempt } in dials {
+            let number = Self::number(&key);
+            assert!(
+                lost == Some(number) || left.is_none_or(|left| self.dialled[number] <= left),
+                "{number} has its turn before one that has waited longer"
+            );
+            self.dials += 1;
+            self.dialled[number] = self.dials;
+            self.recent.push(now);
+            if good == Some(number) {
+                self.bench.conns += 1;
+                self.bench.fleet.connected(&key, attempt, self.bench.conns, now).expect("wanted");
+            } else if self.refuses[number] {
+                self.bench.fleet.refused(&key, attempt, "refused".into(), 0.5, now);
+            } else {
+                self.silent.push((now + Self::CONNECT_TIMEOUT, key, attempt));
+            }
+        }
+        self.recent.retain(|&at| now - at < tier::HEAD_START);
+        assert!(
+            self.recent.len() <= dialling::DIALS_AT_ONCE + dialling::FAILURES_AT_ONCE,
+            "a flood of dials"
+        );
+        if chosen.is_empty() {
+            let ends = self.silent.iter().map(|(ends, ..)| *ends).min();
+            let next = [plan.wake, ends].into_iter().flatten().min();
+            self.bench.now = next.unwrap_or(now + tier::HEAD_START);
+        }
+        plan
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Whatever place it has, however long all of them have been out before, and whatever it was itself.
+    #[test]
+    fn the_one_that_answers_is_dialled_soon_among_any_number_that_do_not(
+        refuses in prop::collection::vec(any::<bool>(), 1..300),
+        good in any::<prop::sample::Index>(),
+        spares in 0..3_usize,
+        outage in 0..8000_u64,
+        served_before in any::<bool>(),
+        settled in any::<bool>(),
+    ) {
+        let count = refuses.len();
+        let good = good.index(count);
+        let mut crowd = Crowd::new(Settings { spares, ..settings() }, refuses);
+        let is_bound = |plan: &Plan<Conn>| plan.bound.is_some();
+        let reach = |crowd: &mut Crowd| {
+            let within = ms(3000) + ms(1000) * u32::try_from(count).expect("few") / 128;
+            let latest = crowd.bench.now + within;
+            while !is_bound(&crowd.step(Some(good))) {
+                assert!(crowd.bench.now <= latest, "one among {count} was not dialled within {within:?}");
+            }
+        };
+        if served_before {
+            reach(&mut crowd);
+            let lost = crowd.bench.now + ms(if settled { 20_000 } else { 0 });
+            while crowd.bench.now < lost {
+                crowd.step(Some(good));
+                if count <= 1 + spares {
+                    break;
+                }
+            }
+            let name = format!("i{good:04}");
+            crowd.bench.lose(&name);
+            prop_assert!(is_bound(&crowd.step(Some(good))) || is_bound(&crowd.step(Some(good))), "first of all");
+            crowd.bench.lose(&name);
+        }
+        let ends = crowd.bench.now + ms(outage);
+        while crowd.bench.now < ends {
+            crowd.step(None);
+        }
+        reach(&mut crowd);
+    }
+}
+
+#[tokio::test]
+async fn a_datacenter_full_of_silent_instances_has_one_head_start_and_no_more() {
+    let mut crowd = Crowd::new(settings(), vec![false; 400]);
+    let start = crowd.bench.now;
+    loop {
+        let plan = crowd.step(None);
+        if plan.ask[1] {
+            assert!(plan.hopeless && plan.need_others);
+            break;
+        }
+        assert!(crowd.bench.now <= start + tier::HEAD_START, "nobody else has been asked");
+    }
+}
+
+#[tokio::test]
+async fn where_one_is_in_use_its_missing_spares_are_sought_one_at_a_time() {
+    let mut crowd = Crowd::new(settings(), vec![false; 40]);
+    while crowd.step(Some(0)).bound.is_none() {}
+    let (start, before) = (crowd.bench.now, crowd.dials);
+    while crowd.bench.now < start + ms(5000) {
+        crowd.step(Some(0));
+    }
+    let dials = crowd.dials - before;
+    assert!((15..=21).contains(&dials), "{dials} dials in 5 s");
+}
+
 const NAMES: [[&str; 3]; 2] = [["a", "b", "c"], ["x", "y", "z"]];
 
 fn named(tier: usize, mask: u8) -> Vec<&'static str> {

@@ -27,6 +27,8 @@ pub(crate) struct Tier<C> {
     pub(crate) asked_since: Option<Instant>,
     /// Since when it has had a ready connection without a break.
     pub(crate) usable_since: Option<Instant>,
+    /// Since when it has been dialled without having become usable.
+    pub(crate) seeking_since: Option<Instant>,
     /// It has been found unusable since it was first asked: calls return to it
     /// only once it has been usable for a while. One that was merely not heard
     /// yet is moved to at once.
@@ -40,6 +42,7 @@ impl<C> Default for Tier<C> {
             word: Word::default(),
             asked_since: None,
             usable_since: None,
+            seeking_since: None,
             was_unusable: false,
         }
     }
@@ -127,9 +130,15 @@ impl<C> Tier<C> {
         self.members.values().any(Member::is_ready)
     }
 
-    /// Whether an attempt younger than the head start is under way.
+    /// Whether an attempt younger than the head start is under way. A datacenter has one
+    /// head start in each outage: where it has many instances and all are silent, there is always
+    /// a young attempt, and calls would never go elsewhere.
     pub(crate) fn is_hopeful(&self, now: Instant) -> bool {
-        self.members.values().any(|m| matches!(m.link, Link::Dialling { since, .. } if is_fresh(since, now)))
+        self.seeking_since.is_none_or(|since| is_fresh(since, now))
+            && self
+                .members
+                .values()
+                .any(|m| matches!(m.link, Link::Dialling { since, .. } if is_fresh(since, now)))
     }
 
     /// Asked just now, and not answered yet.

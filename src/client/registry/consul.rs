@@ -13,7 +13,7 @@ pub(crate) struct ConsulQuery {
     client: ConsulClient,
     query: HealthQuery,
     access: Arc<AccessProbe>,
-    /// The agent that the last question to fail was put to.
+    /// The agent that the last question to fail was put to, where it was put to any.
     failed_at: Arc<Mutex<Option<Arc<str>>>>,
 }
 
@@ -39,7 +39,7 @@ impl Registry for ConsulQuery {
         let after = question.seen.map_or(BlockingIndex::NONE, BlockingIndex::from);
         Box::pin(async move {
             let mut answer = client.watch(&query, after, wait).await.map_err(|failure| {
-                *failed_at.lock() = Some(failure.agent);
+                *failed_at.lock() = failure.agent;
                 failure.error
             })?;
             access.complete(&client, &query, &mut answer).await;

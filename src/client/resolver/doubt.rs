@@ -25,8 +25,9 @@ pub enum RegistryDoubt {
     /// It answers well again after it was lost or cut off. It counts as back once
     /// that has lasted for 3 s.
     Settling,
-    /// Blocking queries are answered at once and without news, as a proxy does
-    /// that drops the index. It is asked once a second instead.
+    /// Blocking queries are answered at once and without news, or its answers have no
+    /// index to wait beyond, as those of a proxy that drops it. It is asked once a second
+    /// instead.
     NotBlocking,
 }
 
@@ -54,7 +55,9 @@ impl fmt::Display for RegistryDoubt {
                 last_contact.as_secs_f64()
             ),
             Self::Settling => f.write_str("it answers again, only just"),
-            Self::NotBlocking => f.write_str("it answers blocking queries at once and without news"),
+            Self::NotBlocking => {
+                f.write_str("it answers blocking queries at once and without news, or gives no index")
+            }
         }
     }
 }
@@ -72,7 +75,12 @@ impl Stir {
         }
     }
 
-    /// Whether answers pour in while the index stays.
+    /// A registry that gives indexes gave none: nobody can wait beyond it.
+    pub(super) fn without_index(&mut self) {
+        self.in_a_row = self.in_a_row.saturating_add(1);
+    }
+
+    /// Whether answers pour in while the index stays, or there is none.
     pub(super) fn is_idle(&self) -> bool {
         self.in_a_row >= MANY
     }

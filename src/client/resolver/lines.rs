@@ -33,7 +33,9 @@ impl Lines {
     ) {
         let idle = doubt == Some(RegistryDoubt::NotBlocking);
         if idle && !self.idle {
-            tracing::warn!("the registry answers blocking queries at once; it is asked once a second");
+            tracing::warn!(
+                "the registry answers blocking queries at once, or without an index; it is asked once a second"
+            );
         }
         self.idle = idle;
         if let Some(RegistryDoubt::Behind { last_contact }) = doubt

@@ -1,5 +1,6 @@
 //! What is known of a service, and what an answer or a failure makes of it. Only a good
-//! answer that holds instances replaces those that are known.
+//! answer that holds instances replaces those that are known: one that is empty does not,
+//! nor one whose entries all name nothing to connect to, which is not even empty.
 
 use std::sync::Arc;
 
@@ -71,7 +72,8 @@ impl Resolved {
 
     /// Takes over what a good answer says. True where that is news.
     pub(super) fn take(&mut self, answer: &HealthAnswer, now: Instant, without: Without) -> bool {
-        let empty = answer.snapshot.instances.is_empty();
+        let empty = answer.is_empty();
+        let unusable = !empty && answer.snapshot.instances.is_empty();
         let denied = std::mem::replace(&mut self.denied, answer.denied) != self.denied;
         // A list that the token may not read is not empty, it is unknown.
         let hidden_since = (empty && self.denied.is_some()).then(|| self.hidden_since.unwrap_or(now));
@@ -81,7 +83,7 @@ impl Resolved {
         let was_empty = std::mem::replace(&mut self.empty_since, empty_since).is_some();
         let other = if !keeps {
             self.snapshot.replace(Snapshot::default()) != Some(Snapshot::default())
-        } else if empty {
+        } else if empty || unusable {
             self.snapshot.get_or_insert_default();
             false
         } else {
@@ -126,19 +128,23 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::instance::Instance;
+    use crate::{
+        consul::{SkipReason, SkippedEntry},
+        instance::Instance,
+    };
 
     #[derive(Clone, Debug)]
     enum Step {
-        Answered { names: Vec<String>, denied: bool, leaderless: bool },
+        Answered { names: Vec<String>, skipped: bool, denied: bool, leaderless: bool },
         Failed,
     }
 
     fn step() -> impl Strategy<Value = Step> {
         let names = prop::collection::vec("[abc]", 0..3);
         prop_oneof![
-            3 => (names, any::<bool>(), any::<bool>())
-                .prop_map(|(names, denied, leaderless)| Step::Answered { names, denied, leaderless }),
+            3 => (names, any::<[bool; 3]>()).prop_map(|(names, [skipped, denied, leaderless])| {
+                Step::Answered { names, skipped, denied, leaderless }
+            }),
             1 => Just(Step::Failed),
         ]
     }
@@ -152,15 +158,20 @@ mod tests {
             let mut known = Vec::new();
             for step in steps {
                 match step {
-                    Step::Answered { names, denied, leaderless } => {
+                    Step::Answered { names, skipped, denied, leaderless } => {
                         let instances = names.iter().map(|it| Arc::new(Instance::new(it, it, 80, "dc1")));
                         let mut answer = HealthAnswer::of(Snapshot { instances: instances.collect() });
+                        if skipped {
+                            let (id, node) = ("a".to_owned(), "n".to_owned());
+                            answer.skipped.push(SkippedEntry { id, node, reason: SkipReason::Port(0) });
+                        }
+                        let empty = names.is_empty() && !skipped;
                         answer.denied = denied.then_some(Denied::Part);
                         answer.known_leader = Some(!leaderless);
                         resolved.came(&answer, RegistryDoubt::of(&answer), None, now);
                         resolved.take(&answer, now, without);
-                        prop_assert_eq!(resolved.empty_since.is_some(), names.is_empty() && !denied);
-                        prop_assert_eq!(resolved.hidden_since.is_some(), names.is_empty() && denied);
+                        prop_assert_eq!(resolved.empty_since.is_some(), empty && !denied);
+                        prop_assert_eq!(resolved.hidden_since.is_some(), empty && denied);
                         prop_assert_eq!(resolved.doubt.is_some(), leaderless);
                         prop_assert!(resolved.error.is_none());
                         if !names.is_empty() {

@@ -19,7 +19,7 @@ use super::{
     lines::Lines,
     order::{Asked, Order},
     pace::{Backoff, Spacing},
-    turns::Turn,
+    turns::{Moved, Turn},
 };
 use crate::{
     client::registry::{self, Asking, Listing, Registry},
@@ -38,6 +38,10 @@ const DOUBTFUL: Duration = Duration::from_secs(1);
 /// that is given back (seen with Consul 1.8.7), so what is over soon is known soon. Our
 /// choice.
 const EMPTY: Duration = Duration::from_secs(10);
+
+/// How long after a question its connection may be closed at most to count as turned away.
+/// Our choice: on a busy host this takes a while.
+const TURNED_AWAY_WITHIN: Duration = Duration::from_secs(1);
 
 type Outcome = Result<Listing, RegistryError>;
 
@@ -144,7 +148,7 @@ impl<R: Rng> Task<R> {
                         refresh = Some(self.question(BlockingIndex::NONE, self.wait));
                     }
                 }
-                (asked, _, outcome) = ended(&mut refresh) => {
+                (asked, waited, outcome) = ended(&mut refresh) => {
                     match outcome {
                         Ok(listing) => {
                             let was_failing = self.published.borrow().error.is_some();
@@ -161,7 +165,7 @@ impl<R: Rng> Task<R> {
                         Err(error) => {
                             // The blocking question would not notice for long.
                             blocking = None;
-                            due = self.failed(&error);
+                            due = self.failed(&error, waited);
                             reply_all(&mut waiting, &Err(error));
                         }
                     }
@@ -172,10 +176,18 @@ impl<R: Rng> Task<R> {
                             let changed = self.answered(asked, waited, &listing.answer).changed;
                             self.due_after(&listing, changed)
                         }
-                        Err(error) => self.failed(&error),
+                        Err(error) => self.failed(&error, waited),
                     };
                 }
-                () = self.turn.granted() => due = due.min(self.free_at),
+                moved = self.turn.moved() => match moved {
+                    Moved::Granted => due = due.min(self.free_at),
+                    Moved::Recalled => {
+                        self.turn.sit();
+                        if blocking.take().is_some() {
+                            due = Instant::now() + self.turn.read_again_in(self.backoff.random());
+                        }
+                    }
+                },
                 () = sleep_until(due), if blocking.is_none() => {
                     let (after, wait) = self.turn.question(self.index, self.wait);
                     blocking = Some(self.question(after, wait));
@@ -247,6 +259,10 @@ impl<R: Rng> Task<R> {
         if let Some(waited) = waited {
             self.stir.answered(waited.took, waited.at_least, news);
         }
+        // Other registries than Consul, which tell of no agent, need have none.
+        if answer.index.is_none() && !answer.agent.is_empty() {
+            self.stir.without_index();
+        }
         let idle = self.stir.is_idle().then_some(RegistryDoubt::NotBlocking);
         let ended = self.standing.answered(answer, now);
         let settling = self.standing.is_settling().then_some(RegistryDoubt::Settling);
@@ -292,13 +308,16 @@ impl<R: Rng> Task<R> {
         Heard { next, changed }
     }
 
-    /// Notes a failure: when to ask again.
-    fn failed(&mut self, error: &RegistryError) -> Instant {
+    /// Notes a failure of a question that has `waited` for news, if it did: when to ask again.
+    fn failed(&mut self, error: &RegistryError, waited: Option<Waited>) -> Instant {
         let now = Instant::now();
         if !self.without.index_reset {
             self.index.reset();
         }
-        self.turn.leave();
+        // A connection that is one too many is closed at once; one that has held may have
+        // ended with the agent.
+        let soon = waited.is_none_or(|it| it.took < TURNED_AWAY_WITHIN);
+        self.turn.leave(soon && matches!(error, RegistryError::Reset { .. }));
         self.lines.failed(error);
         // What a question leaves there stays until the next one runs.
         let failure = Failure { error: error.clone(), asked: self.registry.address() };

@@ -6,7 +6,8 @@
 //! change the service keeps its seat, because where something has just changed
 //! the next change is near; otherwise it goes to whoever has queued longest. While
 //! anybody queues, no question waits longer than the time between two reads, so
-//! seats go round. Where there are seats for all, nothing of this shows.
+//! seats go round. Where there are seats for all, nothing of this shows. Where the registry
+//! turns connections away there are fewer seats for a while.
 
 use std::{
     fmt,
@@ -20,12 +21,12 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
-};
+use tokio::{sync::Semaphore, time::Instant};
 
-use super::pace::Spacing;
+use super::{
+    pace::Spacing,
+    seats::{Held, Seats},
+};
 use crate::consul::BlockingIndex;
 
 /// How many services begin at once, and how far apart the others. Our choice: a
@@ -44,8 +45,7 @@ pub(crate) struct Turns {
 
 struct Shared {
     rule: Rule,
-    // Gives seats in the order of asking.
-    seats: Arc<Semaphore>,
+    seats: Arc<Seats>,
     queued: AtomicUsize,
     starts: Mutex<Spacing>,
     sooner: Mutex<Spacing>,
@@ -66,8 +66,17 @@ pub(super) struct Turn {
 
 enum Seat {
     Without,
-    Queued { granted: BoxFuture<'static, OwnedSemaphorePermit>, _counted: Queued },
-    Held { _seat: OwnedSemaphorePermit },
+    Queued { granted: BoxFuture<'static, Held>, _counted: Queued },
+    Held(Held),
+}
+
+/// What has become of a seat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// The one that was queued for is there.
+    Granted,
+    /// The one that was had is to be given up, and is.
+    Recalled,
 }
 
 /// Counts one who queues while it lives.
@@ -102,7 +111,7 @@ impl Turns {
         Self {
             shared: Arc::new(Shared {
                 rule,
-                seats: Arc::new(Semaphore::new(rule.seats)),
+                seats: Seats::new(rule.seats),
                 queued: AtomicUsize::new(0),
                 starts: Mutex::new(Spacing::with_burst(BEGIN_EVERY, BEGIN_AT_ONCE)),
                 sooner: Mutex::new(Spacing::with_burst(SOONER_EVERY, 1)),
@@ -151,43 +160,52 @@ impl Turn {
     /// Takes a seat, or queues for one. True where it has one now.
     pub(super) fn sit(&mut self) -> bool {
         if let Seat::Without = self.seat {
-            let seats = Arc::clone(&self.shared.seats);
-            self.seat = match Arc::clone(&seats).try_acquire_owned() {
-                Ok(seat) => Seat::Held { _seat: seat },
-                Err(_) => Seat::Queued {
-                    granted: Box::pin(async move {
-                        seats.acquire_owned().await.expect("the seats are never closed")
-                    }),
+            let seats = &self.shared.seats;
+            self.seat = match seats.try_take() {
+                Some(seat) => Seat::Held(seat),
+                None => Seat::Queued {
+                    granted: Box::pin(Arc::clone(seats).take()),
                     _counted: Queued::new(&self.shared),
                 },
             };
         }
-        matches!(self.seat, Seat::Held { .. })
+        matches!(self.seat, Seat::Held(_))
     }
 
-    /// Waits until a seat that was queued for is there; for ever where none was.
-    /// Cancel safe.
-    pub(super) async fn granted(&mut self) {
+    /// Waits until a seat that was queued for is there, or one that was had is to be given
+    /// up; for ever where there is neither. Cancel safe.
+    pub(super) async fn moved(&mut self) -> Moved {
         match &mut self.seat {
             Seat::Queued { granted, .. } => {
                 let seat = granted.await;
-                self.seat = Seat::Held { _seat: seat };
+                self.seat = Seat::Held(seat);
+                Moved::Granted
             }
-            Seat::Without | Seat::Held { .. } => pending().await,
+            Seat::Held(seat) => {
+                seat.recalled().await;
+                self.seat = Seat::Without;
+                Moved::Recalled
+            }
+            Seat::Without => pending().await,
         }
     }
 
     /// A question was answered: who has a seat may have to hand it on.
     pub(super) fn answered(&mut self, changed: bool) {
-        if let Seat::Held { .. } = self.seat
+        self.shared.seats.answered(Instant::now());
+        if let Seat::Held(_) = self.seat
             && !self.shared.rule.keeps(changed, self.shared.others_queue())
         {
             self.seat = Seat::Without;
         }
     }
 
-    /// A question has failed: what comes next does not wait.
-    pub(super) fn leave(&mut self) {
+    /// A question has failed: what comes next does not wait. Where the registry has
+    /// `turned_away` its connection, there are fewer seats from now on.
+    pub(super) fn leave(&mut self, turned_away: bool) {
+        if turned_away {
+            self.shared.seats.too_many(Instant::now());
+        }
         self.seat = Seat::Without;
     }
 
@@ -241,14 +259,14 @@ mod tests {
                 match step {
                     0 | 1 => _ = all[which].sit(),
                     2 => all[which].answered(changed),
-                    3 => all[which].leave(),
+                    3 => all[which].leave(false),
                     _ => all[which] = turns.join(),
                 }
                 // As its task does: whoever is given a seat hears of it.
                 for turn in &mut all {
-                    let _ = turn.granted().now_or_never();
+                    let _ = turn.moved().now_or_never();
                 }
-                let sit = all.iter().filter(|it| matches!(it.seat, Seat::Held { .. })).count();
+                let sit = all.iter().filter(|it| matches!(it.seat, Seat::Held(_))).count();
                 let queue = all.iter().filter(|it| matches!(it.seat, Seat::Queued { .. })).count();
                 prop_assert!(sit <= seats);
                 prop_assert!(queue == 0 || sit == seats, "{queue} queue while {sit} of {seats} sit");
@@ -283,19 +301,19 @@ mod tests {
         let [mut a, mut b, mut c, mut gone] = [(); 4].map(|()| turns.join());
         assert!(a.sit() && !b.sit() && !gone.sit() && !c.sit());
         for queued in [&mut b, &mut gone, &mut c] {
-            assert!(futures_util::poll!(Box::pin(queued.granted())).is_pending());
+            assert!(futures_util::poll!(Box::pin(queued.moved())).is_pending());
         }
         drop(gone);
         a.answered(true);
         assert!(a.sit(), "it has changed");
         a.answered(false);
         assert!(!a.sit(), "it goes to the end of the queue");
-        assert!(futures_util::poll!(Box::pin(c.granted())).is_pending());
-        b.granted().await;
-        b.leave();
-        c.granted().await;
+        assert!(futures_util::poll!(Box::pin(c.moved())).is_pending());
+        b.moved().await;
+        b.leave(false);
+        c.moved().await;
         drop(c);
-        a.granted().await;
+        a.moved().await;
         assert!(!turns.shared.others_queue());
         a.answered(false);
         assert!(a.sit(), "nobody else wants it");

@@ -191,7 +191,7 @@ impl Sources {
     /// Asks for the list of datacenters, where that is how they become known and it
     /// is due. Returns when to try again, if that is later.
     pub(crate) fn want_list(&mut self, needed: bool, now: Instant) -> Option<Instant> {
-        let Others::Agent { client, .. } = &self.others else { return None };
+        let Others::Agent { client, wanted, .. } = &self.others else { return None };
         if !self.listing.is_empty() {
             return None;
         }
@@ -199,8 +199,10 @@ impl Sources {
         if due > now {
             return Some(due);
         }
-        let client = client.clone();
-        self.listing.spawn(async move { client.datacenters().await });
+        let (client, given) = (client.clone(), wanted.is_some());
+        self.listing.spawn(async move {
+            if given { client.shared_datacenters_soon().await } else { client.shared_datacenters().await }
+        });
         None
     }
 

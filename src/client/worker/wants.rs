@@ -9,10 +9,13 @@ use tokio::{
 };
 
 use super::Worker;
-use crate::client::{
-    binding::Binding,
-    choice::{Aim, Reach},
-    fleet::{Outlook, Wanted},
+use crate::{
+    client::{
+        binding::Binding,
+        choice::{Aim, Reach},
+        fleet::{Outlook, Wanted},
+    },
+    instance::Shown,
 };
 
 /// How long what was wanted stays connected after it was last used. Our choice.
@@ -112,8 +115,9 @@ impl Worker {
                 Some(tier) => Some(tier),
                 None if self.sources.awaits_list() => return Outlook::Open,
                 None => {
-                    let known = (0..self.sources.len()).map(|tier| self.sources.get(tier).name.as_str());
-                    let known = known.collect::<Vec<_>>().join(", ");
+                    let known = (0..self.sources.len()).map(|tier| &self.sources.get(tier).name);
+                    let known: Vec<_> = known.map(|name| Shown(name).to_string()).collect();
+                    let known = known.join(", ");
                     return Outlook::Bleak(format!("the known datacenters are {known}"));
                 }
             },

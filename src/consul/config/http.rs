@@ -19,6 +19,10 @@ const LONGEST_TOKEN: u64 = 8 << 10;
 /// questions that one change of a node wakes.
 const MOST_IDLE: usize = 32;
 
+/// How long an idle one is kept: below what proxies before an agent usually keep one
+/// for, so that few are used just as they are being closed.
+pub(in crate::consul) const KEPT_FOR: Duration = Duration::from_secs(30);
+
 /// A client with the settings' time-outs and TLS. It uses no proxy: one that is
 /// named in the environment for other ends must not come between a program and
 /// the agent on its own host. It follows no redirect: the token would go along.
@@ -40,9 +44,7 @@ pub(in crate::consul) fn http_client(config: &ConsulConfig) -> Result<reqwest::C
         .referer(false)
         .connect_timeout(config.connect_timeout)
         .tcp_keepalive(Duration::from_secs(30))
-        // Below what proxies before an agent usually keep an idle connection for, so
-        // that none is used just as it is being closed.
-        .pool_idle_timeout(Duration::from_secs(30))
+        .pool_idle_timeout(KEPT_FOR)
         // They count among the connections that an agent takes from one address.
         .pool_max_idle_per_host(MOST_IDLE)
         // A request on HTTP/2 that gets no answer would keep its dead connection in

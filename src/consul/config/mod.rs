@@ -19,7 +19,7 @@ pub(super) use address::Address;
 pub use error::ConfigError;
 #[cfg(any(test, feature = "testkit"))]
 pub(super) use http::token_of;
-pub(super) use http::{authorization, http_client, token, token_in};
+pub(super) use http::{KEPT_FOR, authorization, http_client, token, token_in};
 
 /// How to reach a Consul agent.
 ///
@@ -113,8 +113,9 @@ impl ConsulConfig {
     /// The form of an address is that for [`new`](Self::new). Called again, it adds
     /// to them. Default: none.
     ///
-    /// A read that one agent fails is put to the next at once, without an index, and
-    /// an agent that failed rests: for a random part of 1 s, then of 2 s and so on up
+    /// A read that one agent fails or answers badly is put to the next at once, without
+    /// an index. An agent that failed rests, and so does one that answered badly what
+    /// another answers well: for a random part of 1 s, then of 2 s and so on up
     /// to 30 s. Then one read tries it, and when that is answered the others follow,
     /// each when its own long poll ends. Each agent may take as long as
     /// [`request_timeout`](Self::request_timeout) says. Registering and passing

@@ -2,6 +2,12 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::consul::secrets::Secrets;
+
+fn read(body: &[u8], wanted: Wanted<'_>) -> Result<(Snapshot, Vec<SkippedEntry>), RegistryError> {
+    let headers = http02::HeaderMap::new();
+    super::read(&Answer::new(200, headers, body.to_vec(), true, Secrets::default()), wanted)
+}
 
 const NEAR: Wanted<'_> = Wanted { warning: false, meta: &[], from_afar: false };
 const AFAR: Wanted<'_> = Wanted { from_afar: true, ..NEAR };
@@ -192,6 +198,23 @@ fn a_body_that_is_no_list_is_an_error() {
     assert!(read(b"[\xff]", NEAR).is_err());
 }
 
+#[test]
+fn a_list_without_a_single_entry_is_an_error_and_no_empty_list() {
+    for bad in [
+        r#"[{"error":"upstream unavailable","code":503}]"#,
+        "[null]",
+        "[[]]",
+        r#"["dc1","dc2"]"#,
+        "[1,2]",
+        r#"[{"Node":{},"Service":[]}]"#,
+    ] {
+        assert!(read(bad.as_bytes(), NEAR).is_err(), "{bad}");
+    }
+    assert!(read(b"[]", NEAR).is_ok());
+    let (instances, skipped) = take(vec![json!({"Service": {"ID": "a"}}), json!(null)], NEAR);
+    assert_eq!((instances.len(), skipped.len()), (0, 2), "one entry is a list of entries, if a bad one");
+}
+
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -256,7 +279,14 @@ proptest! {
         from_afar: bool,
     ) {
         let changed = with(entry("a", "10.0.0.7", 80), part, value);
-        let (instances, skipped) = take(vec![changed], Wanted { warning: true, meta: &[], from_afar });
+        let body = json!([changed]).to_string();
+        let wanted = Wanted { warning: true, meta: &[], from_afar };
+        let shaped = changed["Service"].is_object();
+        prop_assert_eq!(read(body.as_bytes(), wanted).is_ok(), shaped);
+        if !shaped {
+            return Ok(());
+        }
+        let (instances, skipped) = take(vec![changed], wanted);
         prop_assert!(instances.len() + skipped.len() <= 1);
         for instance in instances {
             let uri = format!("http://{}/", instance.id).parse::<http::Uri>();

@@ -85,6 +85,32 @@ impl Bench {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_registry_that_drops_the_index_is_asked_once_a_second_until_it_gives_one_again() {
+    let mut bench = Bench::new();
+    let mut times = Vec::new();
+    for _ in 0..20 {
+        let question = bench.question().await;
+        assert_eq!(question.after, None);
+        times.push(question.at);
+        let without = HealthAnswer { index: None, ..answer(1, &["a"]) };
+        question.answer.send(Ok(without)).expect("the question is still asked");
+    }
+    let pauses: Vec<_> = times.windows(2).map(|it| it[1] - it[0]).collect();
+    assert!(pauses[8..].iter().all(|it| it.as_secs() == 1), "{pauses:?}");
+    settle().await;
+    let resolved = bench.resolved.borrow_and_update().clone();
+    assert_eq!(resolved.doubt, Some(RegistryDoubt::NotBlocking));
+    assert!(resolved.episode.is_none() && resolved.error.is_none(), "it is not stale");
+    good(bench.question().await, 7, &["a"]);
+    let waiting = bench.question().await;
+    assert_eq!(waiting.after, Some(7));
+    sleep(Duration::from_secs(2)).await;
+    good(waiting, 8, &["a", "b"]);
+    settle().await;
+    assert_eq!(bench.resolved.borrow().doubt, None);
+}
+
 /// Lets all tasks do what they can do now.
 async fn settle() {
     for _ in 0..20 {

@@ -1,0 +1,209 @@
+//! How many seats there are for those who wait for news: as many as were asked for, and
+//! fewer while the registry takes no more connections.
+//!
+//! Whoever waits for news holds a connection. Where others on this host hold most of those
+//! that an agent takes from one address, the seats would take the rest, and every read would
+//! be turned away for good. So a connection that is turned away halves the seats: those who
+//! have waited longest are called back and read instead. One seat after another comes back.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
+
+/// Connections that are turned away within this time are turned away for one reason, and
+/// the seats are halved once. Our choice: the seats that are given back are to be felt first.
+const ONE_WAVE: Duration = Duration::from_secs(1);
+/// How long no connection must have been turned away until one more seat is tried. Our choice.
+const GROW_EVERY: Duration = Duration::from_secs(10);
+
+/// The seats, whether taken or not.
+pub(super) struct Seats {
+    // Gives seats in the order of asking.
+    free: Arc<Semaphore>,
+    /// Has a permit for each seat that is taken and is to be given up.
+    recalled: Semaphore,
+    size: Mutex<Size>,
+}
+
+/// How many there are. Pure.
+#[derive(Debug)]
+struct Size {
+    most: usize,
+    now: usize,
+    /// When it last changed, or was last found to be too large.
+    at: Option<Instant>,
+}
+
+/// A seat that is taken. Dropping it gives it back.
+pub(super) struct Held {
+    seats: Arc<Seats>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+// === impl Seats ===
+
+impl Seats {
+    pub(super) fn new(seats: usize) -> Arc<Self> {
+        Arc::new(Self {
+            free: Arc::new(Semaphore::new(seats)),
+            recalled: Semaphore::new(0),
+            size: Mutex::new(Size { most: seats, now: seats, at: None }),
+        })
+    }
+
+    /// A seat, if one is free.
+    pub(super) fn try_take(self: &Arc<Self>) -> Option<Held> {
+        let permit = Arc::clone(&self.free).try_acquire_owned().ok()?;
+        Some(Held { seats: Arc::clone(self), permit: Some(permit) })
+    }
+
+    /// A seat, as soon as it is this one's turn.
+    pub(super) async fn take(self: Arc<Self>) -> Held {
+        let permit = Arc::clone(&self.free).acquire_owned().await.expect("the seats are never closed");
+        Held { seats: self, permit: Some(permit) }
+    }
+
+    /// The registry has turned a connection away.
+    pub(super) fn too_many(&self, now: Instant) {
+        // Held until all is done: what grows and what shrinks must not mix.
+        let mut size = self.size.lock();
+        let gone = size.halve(now);
+        let free = self.free.forget_permits(gone);
+        self.recalled.add_permits(gone - free);
+    }
+
+    /// The registry answers.
+    pub(super) fn answered(&self, now: Instant) {
+        let mut size = self.size.lock();
+        if !size.grow(now) {
+            return;
+        }
+        // One less to be given up is one more.
+        match self.recalled.try_acquire() {
+            Ok(recalled) => recalled.forget(),
+            Err(_) => self.free.add_permits(1),
+        }
+    }
+}
+
+// === impl Size ===
+
+impl Size {
+    /// Returns how many are fewer.
+    fn halve(&mut self, now: Instant) -> usize {
+        if self.at.is_some_and(|at| now.saturating_duration_since(at) < ONE_WAVE) {
+            return 0;
+        }
+        self.at = Some(now);
+        let before = self.now;
+        self.now = (before / 2).max(1);
+        before - self.now
+    }
+
+    /// True where there is one more.
+    fn grow(&mut self, now: Instant) -> bool {
+        let still = self.at.is_some_and(|at| now.saturating_duration_since(at) < GROW_EVERY);
+        if self.now >= self.most || still {
+            return false;
+        }
+        self.at = Some(now);
+        self.now += 1;
+        true
+    }
+}
+
+// === impl Held ===
+
+impl Held {
+    /// Waits until this seat is to be given up, and gives it up. Cancel safe.
+    pub(super) async fn recalled(&mut self) {
+        let recalled = self.seats.recalled.acquire().await.expect("the seats are never closed");
+        recalled.forget();
+        if let Some(permit) = self.permit.take() {
+            permit.forget();
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(permit) = self.permit.take()
+            && let Ok(recalled) = self.seats.recalled.try_acquire()
+        {
+            recalled.forget();
+            permit.forget();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Seats are taken and given back, connections turned away or not, in any order.
+        #[test]
+        fn there_are_never_more_seats_than_asked_for_nor_none_and_all_come_back(
+            most in 1..70_usize,
+            steps in prop::collection::vec((0..5_u8, 0..20_000_u64), 0..120),
+        ) {
+            let (seats, mut now) = (Seats::new(most), Instant::now());
+            let mut held: Vec<Held> = Vec::new();
+            for (step, later) in steps {
+                now += Duration::from_millis(later);
+                match step {
+                    0 | 1 => held.extend(seats.try_take()),
+                    2 => drop(held.pop()),
+                    3 => seats.too_many(now),
+                    _ => seats.answered(now),
+                }
+                held.retain_mut(|it| it.recalled().now_or_never().is_none());
+                let size = seats.size.lock().now;
+                prop_assert!((1..=most).contains(&size));
+                prop_assert_eq!(held.len() + seats.free.available_permits(), size);
+            }
+            drop(held);
+            for _ in 0..most {
+                now += GROW_EVERY;
+                seats.answered(now);
+            }
+            prop_assert_eq!(seats.free.available_permits(), most);
+        }
+    }
+
+    #[test]
+    fn a_wave_of_connections_that_are_turned_away_halves_the_seats_once() {
+        let (seats, now) = (Seats::new(64), Instant::now());
+        for _ in 0..300 {
+            seats.too_many(now);
+        }
+        assert_eq!(seats.size.lock().now, 32);
+        for second in 1..20 {
+            seats.too_many(now + second * ONE_WAVE);
+        }
+        assert_eq!(seats.size.lock().now, 1);
+    }
+
+    #[tokio::test]
+    async fn who_sits_is_called_back_and_who_queues_is_not_given_what_is_gone() {
+        let (seats, now) = (Seats::new(2), Instant::now());
+        let (mut first, second) = (seats.try_take().expect("one is free"), seats.try_take());
+        assert!(seats.try_take().is_none());
+        let mut queued = Box::pin(Arc::clone(&seats).take());
+        assert!(futures_util::poll!(&mut queued).is_pending());
+        assert!(first.recalled().now_or_never().is_none());
+        seats.too_many(now);
+        assert!(first.recalled().now_or_never().is_some());
+        drop(first);
+        assert!(futures_util::poll!(&mut queued).is_pending(), "that one is gone");
+        drop(second);
+        queued.await;
+    }
+}

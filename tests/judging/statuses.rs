@@ -1,0 +1,120 @@
+//! What the server says of the call: `grpc-status`, in the headers or in the
+//! trailers, missing or malformed, and what stands in its place.
+
+use tonic::{Code, Status};
+use tonic_failover::client::{CallError, CallErrorKind};
+
+use crate::{
+    scripted::{Act, Ask, End, Scripted},
+    stage::{GET, INCREMENT, Stage, is_ours},
+};
+
+/// A server that does `act` at first, and answers from then on.
+async fn once(act: Act) -> (Scripted, Stage) {
+    let script = move |ask: &Ask| if ask.number == 1 { act.clone() } else { Act::Answer };
+    let server = Scripted::start(script).await;
+    let stage = Stage::of(server.port).await;
+    (server, stage)
+}
+
+/// An answer: it reaches the caller, and only UNAVAILABLE is resent, where that is safe.
+async fn is_an_answer(act: Act, code: Code, words: &str) {
+    let what = format!("{act:?}");
+    let check = |status: &Status| {
+        assert_eq!(status.code(), code, "{what}: {status:?}");
+        assert!(status.message().contains(words), "{what}: {status:?}");
+        assert!(CallError::of(status).is_none(), "{what}: an answer, and no error of ours");
+    };
+    let (server, stage) = once(act.clone()).await;
+    check(&stage.call(INCREMENT).await.unwrap_err());
+    assert_eq!(server.asks().len(), 1, "{what}: not resent");
+
+    let (server, stage) = once(act).await;
+    match stage.call(GET).await {
+        Ok(attempts) => assert_eq!((code, attempts), (Code::Unavailable, 2), "{what}"),
+        Err(status) => {
+            assert_ne!(code, Code::Unavailable, "{what}: resent where it is safe");
+            check(&status);
+            assert_eq!(server.asks().len(), 1, "{what}: the application's own answer");
+        }
+    }
+    assert_eq!(server.connections(), 1, "{what}");
+}
+
+#[tokio::test]
+async fn a_status_in_the_headers_is_the_answer() {
+    for code in 1..=16 {
+        let act = Act::Status(code, "as%20told", vec![]);
+        is_an_answer(act, Code::from_i32(code), "as told").await;
+    }
+}
+
+#[tokio::test]
+async fn a_status_in_the_trailers_is_the_answer() {
+    for code in 1..=16 {
+        for messages in [0, 1] {
+            let act = Act::Begin(messages, End::Status(code));
+            is_an_answer(act, Code::from_i32(code), "as told").await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_malformed_status_is_the_answer_unknown() {
+    for text in ["", "no number", "17", "99", "-1", "014"] {
+        is_an_answer(Act::StatusText(text), Code::Unknown, "").await;
+        is_an_answer(Act::Begin(0, End::StatusText(text)), Code::Unknown, "").await;
+    }
+}
+
+/// The stream ends well, with trailers or without, and nothing says how the call did.
+#[tokio::test]
+async fn a_missing_status_is_a_response_that_was_cut() {
+    for end in [End::NoTrailers, End::NoStatus] {
+        for messages in [0, 1] {
+            let act = Act::Begin(messages, end.clone());
+            let what = format!("{act:?}");
+            let (server, stage) = once(act.clone()).await;
+            stage.fails_once(&what, INCREMENT, CallErrorKind::ResponseCut).await;
+            assert_eq!(server.asks().len(), 1, "{what}: not resent");
+
+            let (_server, stage) = once(act.clone()).await;
+            let mut stream = stage.watch().await.unwrap();
+            for _ in 0..messages {
+                stream.message().await.unwrap().expect("a message");
+            }
+            is_ours(&what, &stream.message().await.unwrap_err(), &CallErrorKind::ResponseCut, 1);
+
+            let (server, stage) = once(act).await;
+            assert_eq!(stage.call(GET).await.unwrap(), 2, "{what}: a safe one is resent");
+            assert_eq!(server.connections(), 1, "{what}");
+        }
+    }
+}
+
+/// From a proxy with nothing behind it: with a page for people, and without.
+#[tokio::test]
+async fn an_http_status_without_a_grpc_status_is_an_answer_with_grpcs_code_for_it() {
+    let codes = [
+        (400, Code::Internal),
+        (401, Code::Unauthenticated),
+        (403, Code::PermissionDenied),
+        (404, Code::Unimplemented),
+        (429, Code::Unavailable),
+        (500, Code::Unknown),
+        (502, Code::Unavailable),
+        (503, Code::Unavailable),
+        (504, Code::Unavailable),
+    ];
+    for (http, code) in codes {
+        let words = format!("HTTP status {http}");
+        is_an_answer(Act::Http(http), code, &words).await;
+        is_an_answer(Act::Page(http, "text/html"), code, &words).await;
+        is_an_answer(Act::Page(http, "application/grpc"), code, &words).await;
+    }
+}
+
+#[tokio::test]
+async fn a_page_in_place_of_a_message_is_the_answer_unknown() {
+    is_an_answer(Act::Page(200, "text/html"), Code::Unknown, "content type \"text/html\"").await;
+}
