@@ -210,7 +210,7 @@ async fn hung_dc(n: usize) {
     println!("hung_dc {n}: first {:?} median {:?} last {:?}; failed calls {failed}; e.g. {}", all[0].0, all[n / 2].0, all[n - 1].0, all[n - 1].2);
 }
 // --- the same with everything well in dc1, dc2 kept warm and hanging: what of dc1?
-async fn hung_warm(n: usize) {
+async fn hung_warm(n: usize, second: bool) {
     let p = backend().await;
     let cut = Arc::new(AtomicBool::new(false)); let ct = cut.clone();
     let raw = Raw::start(move |r| {
@@ -220,11 +220,22 @@ async fn hung_warm(n: usize) {
         if ct.load(SeqCst) { return Act::Close; }
         block(r, 7, &format!("[{}]", entry(&r.service(), "c1", p, "dc1")))
     }).await;
-    let mut b = ConsulService::builder(ConsulConfig::new(&raw.url()).unwrap()).fallback(Fallback::datacenters(["dc2"])).keep_warm(true).wait(Duration::from_secs(5));
+    let mut cfg = ConsulConfig::new(&raw.url()).unwrap();
+    let raw2 = Raw::start(move |r| {
+        if r.has("catalog/datacenters") { return Act::Send(good(1, r#"["dc1","dc2"]"#)); }
+        if r.has("acl/authorize") { return Act::Send(answer("401 Unauthorized", "", "ACL support disabled")); }
+        if r.has("dc=dc2") { return Act::Hang; }
+        block(r, 7, &format!("[{}]", entry(&r.service(), "c1", p, "dc1")))
+    }).await;
+    if second { cfg = cfg.more_agents([raw2.url()]).unwrap(); }
+    let mut b = ConsulService::builder(cfg).fallback(Fallback::datacenters(["dc2"])).keep_warm(true).wait(Duration::from_secs(5));
     for i in 0..n { b = b.service(ServiceOptions::new(format!("s{i}"))); }
     let s = b.build().unwrap();
     let t0 = Instant::now();
-    for i in 0..n { let c = s.grpc_client(&format!("s{i}")).unwrap(); while call(&c, 2000).await.is_err() {} }
+    let mut js = tokio::task::JoinSet::new();
+    for i in 0..n { let c = s.grpc_client(&format!("s{i}")).unwrap(); js.spawn(async move { let mut f = 0; while let Err(e) = call(&c, 2000).await { if f == 0 && i % 10 == 0 { println!("hung_warm s{i}: {e:.200}") } f += 1 } (t0.elapsed(), f) }); }
+    let mut all = Vec::new(); while let Some(r) = js.join_next().await { all.push(r.unwrap()) } all.sort();
+    println!("hung_warm {n}: own datacenter well: median {:?} last {:?}, {} calls failed", all[n / 2].0, all[n - 1].0, all.iter().map(|x| x.1).sum::<i32>());
     println!("hung_warm {n}: all served after {:?}", t0.elapsed());
     let c = s.grpc_client("s0").unwrap(); watch(&c, "hung_warm s0");
     sleep(Duration::from_secs(12)).await;
@@ -452,7 +463,7 @@ async fn halves() {
 async fn cycles(n: usize) {
     let agent = Agent::start("dc1").await.unwrap();
     for i in 0..2 { agent.registry().register(&Registration::new("counter", &format!("c{i}"), "127.0.0.1", backend().await)).await.unwrap(); }
-    let s = ConsulService::builder(ConsulConfig::new(&agent.url()).unwrap()).service(ServiceOptions::new("counter")).wait(Duration::from_millis(500)).build().unwrap();
+    let s = ConsulService::builder(ConsulConfig::new(&agent.url()).unwrap()).service(ServiceOptions::new("counter")).wait(Duration::from_secs(1)).build().unwrap();
     let c = s.grpc_client("counter").unwrap();
     c.ready().await.unwrap();
     let mut failed = 0;
@@ -465,6 +476,89 @@ async fn cycles(n: usize) {
     }
     println!("cycles: rss {} fds {} failed {failed} {}", rss(), fds(), c.status());
     s.shutdown().await; sleep(Duration::from_millis(500)).await; println!("cycles: after shutdown sockets {}", socks());
+}
+// --- the list of datacenters is short at first; then the service is scaled to nothing here while its process still answers
+async fn dc_never() {
+    let (p1, p2) = (backend().await, backend().await);
+    let raw = Raw::start(move |r| {
+        if r.has("catalog/datacenters") { return Act::Send(good(1, if r.at < Duration::from_secs(6) { r#"["dc1"]"# } else { r#"["dc1","dc2"]"# })); }
+        if r.has("acl/authorize") { return Act::Send(answer("401 Unauthorized", "", "ACL support disabled")); }
+        if r.has("dc=dc2") { return block(r, 7, &format!("[{}]", entry("counter", "c2", p2, "dc2"))); }
+        if r.at > Duration::from_secs(1) { return block(r, 8, "[]") }
+        if r.blocking() { return Act::After(Duration::from_secs(1), Box::new(Act::Send(good(8, "[]")))) }
+        block(r, 7, &format!("[{}]", entry("counter", "c1", p1, "dc1")))
+    }).await;
+    let s = ConsulService::builder(ConsulConfig::new(&raw.url()).unwrap()).service(ServiceOptions::new("counter")).fallback(Fallback::nearest()).build().unwrap();
+    let c = s.grpc_client("counter").unwrap(); watch(&c, "dc_never");
+    let t0 = Instant::now();
+    while t0.elapsed() < Duration::from_secs(240) {
+        if let Err(e) = call(&c, 2000).await { println!("dc_never: {e:.200}") }
+        if c.status().bound.as_ref().is_some_and(|i| i.name == "c2") { println!("dc_never: moved to dc2 after {:?}", t0.elapsed()); return }
+        sleep(Duration::from_millis(200)).await;
+    }
+    println!("dc_never: still not in dc2 after {:?}; list asked at {:?}; {}", t0.elapsed(), raw.log.lock().unwrap().iter().filter(|r| r.has("catalog/")).map(|r| r.at).collect::<Vec<_>>(), c.status());
+}
+// --- two agents that disagree, and fail in turn
+async fn disagree() {
+    let (p1, p2) = (backend().await, backend().await);
+    let mk = |p: u16, name: &'static str, odd: bool| Raw::start(move |r| {
+        if r.has("acl/authorize") { return Act::Send(answer("401 Unauthorized", "", "ACL support disabled")); }
+        if (r.at.as_millis() / 700 % 2 == 0) == odd { return Act::Close }
+        block(r, if odd { 100 } else { 50 }, &format!("[{}]", entry("counter", name, p, "dc1")))
+    });
+    let (a, b) = (mk(p1, "a", true).await, mk(p2, "b", false).await);
+    let s = ConsulService::builder(ConsulConfig::new(&a.url()).unwrap().more_agents([b.url()]).unwrap()).service(ServiceOptions::new("counter")).wait(Duration::from_secs(1)).build().unwrap();
+    let c = s.grpc_client("counter").unwrap(); watch(&c, "disagree");
+    let _ = call(&c, 5000).await;
+    let t = Instant::now(); let (mut calls, mut failed, mut worst, s0) = (0, Vec::new(), Duration::ZERO, socks());
+    while t.elapsed() < Duration::from_secs(20) { let t1 = Instant::now(); calls += 1; if let Err(e) = call(&c, 2000).await { failed.push(e.to_string()) } worst = worst.max(t1.elapsed()); sleep(Duration::from_millis(10)).await }
+    println!("disagree: {calls} calls, {} failed {:?} slowest {worst:?}; sockets {s0} -> {}; A {} B {}; {}", failed.len(), failed.first(), socks(), a.count(|_| true), b.count(|_| true), c.status());
+}
+// --- ten thousand that are all well, listed anew again and again
+async fn many_good(n: usize) {
+    let l = TcpListener::bind("0.0.0.0:0").await.unwrap(); let p = l.local_addr().unwrap().port();
+    std::thread::spawn(move || { let l = l.into_std().unwrap(); tokio::runtime::Runtime::new().unwrap().block_on(async { let l = TcpListener::from_std(l).unwrap(); let (_r, h) = tonic_health::server::health_reporter(); let _ = Server::builder().add_service(h).serve_with_incoming(TcpIncoming::from(l)).await; }) });
+    let body: Arc<Vec<String>> = Arc::new((0..2).map(|k| { let all: Vec<_> = (0..n).map(|i| format!(r#"{{"Node":{{"Node":"n{i}","Address":"127.1.{}.{}","Datacenter":"dc1"}},"Service":{{"ID":"i{i}","Service":"counter","Address":"127.1.{}.{}","Port":{p},"Meta":{{"v":"{k}"}}}},"Checks":[]}}"#, i / 250, i % 250 + 1, i / 250, i % 250 + 1)).collect(); format!("[{}]", all.join(",")) }).collect());
+    let v = AtomicU64::new(7);
+    let raw = Raw::start(move |r| { if r.has("acl/authorize") { return Act::Send(answer("401 Unauthorized", "", "ACL support disabled")); } let i = v.fetch_add(1, SeqCst); Act::Send(good(i, &body[(i % 2) as usize])) }).await;
+    let s = ConsulService::builder(ConsulConfig::new(&raw.url()).unwrap()).service(ServiceOptions::new("counter")).build().unwrap();
+    let c = s.grpc_client("counter").unwrap();
+    let t = Instant::now(); while call(&c, 2000).await.is_err() {} println!("many_good {n}: first {:?}", t.elapsed());
+    let t = Instant::now(); let (mut calls, mut failed, mut worst) = (0, 0, Duration::ZERO);
+    while t.elapsed() < Duration::from_secs(15) { let t1 = Instant::now(); calls += 1; if call(&c, 2000).await.is_err() { failed += 1 } worst = worst.max(t1.elapsed()); sleep(Duration::from_millis(10)).await }
+    println!("many_good {n}: {calls} calls, {failed} failed, slowest {worst:?}; {} answers; rss {} KiB", raw.count(|_| true), rss());
+}
+// --- few connections are left for 300 services that start
+async fn limited(n: usize, most: usize) {
+    let agent = Agent::start("dc1").await.unwrap();
+    let p = backend().await;
+    for i in 0..n { agent.registry().register(&Registration::new(&format!("s{i}"), &format!("c{i}"), "127.0.0.1", p)).await.unwrap(); }
+    let _f = agent.faults().limit_connections(most);
+    let mut b = ConsulService::builder(ConsulConfig::new(&agent.url()).unwrap());
+    for i in 0..n { b = b.service(ServiceOptions::new(format!("s{i}"))); }
+    let s = b.build().unwrap();
+    let t0 = Instant::now();
+    let mut js = tokio::task::JoinSet::new();
+    for i in 0..n { let c = s.grpc_client(&format!("s{i}")).unwrap(); js.spawn(async move { let mut f = 0; let mut last = String::new(); loop { match call(&c, 2000).await { Ok(()) => return (t0.elapsed(), f, last), Err(e) => { last = format!("{e:.200}"); f += 1; if t0.elapsed() > Duration::from_secs(60) { return (t0.elapsed(), f, last) } } } } }); }
+    let mut all = Vec::new(); while let Some(r) = js.join_next().await { all.push(r.unwrap()) } all.sort();
+    println!("limited {n} with {most}: median {:?} last {:?}, {} calls failed; {}", all[n / 2].0, all[n - 1].0, all.iter().map(|x| x.1).sum::<i32>(), all[n - 1].2);
+    sleep(Duration::from_secs(10)).await;
+    let stale = (0..n).filter(|i| s.grpc_client(&format!("s{i}")).unwrap().status().datacenters[0].stale_since.is_some()).count();
+    println!("limited {n} with {most}: {stale} stale 10 s later");
+}
+// --- a proxy that drops the index and closes connections that have been idle for so long
+async fn idle(ms: u64) {
+    let p = backend().await;
+    let l = TcpListener::bind("127.0.0.1:0").await.unwrap(); let port = l.local_addr().unwrap().port();
+    let reqs: Arc<AtomicUsize> = Arc::default(); let rq = reqs.clone();
+    std::thread::spawn(move || { let l = l.into_std().unwrap(); tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async move { let l = TcpListener::from_std(l).unwrap(); while let Ok((mut s, _)) = l.accept().await { let rq = rq.clone(); tokio::spawn(async move { let mut b = [0; 8192]; loop { match timeout(Duration::from_millis(ms), s.read(&mut b)).await { Ok(Ok(n)) if n > 0 => { rq.fetch_add(1, SeqCst); if s.write_all(&good(5, &format!("[{}]", entry("counter", "c", p, "dc1")))).await.is_err() { return } } _ => return } } }); } }) });
+    let s = ConsulService::builder(ConsulConfig::new(&format!("127.0.0.1:{port}")).unwrap()).service(ServiceOptions::new("counter")).build().unwrap();
+    let c = s.grpc_client("counter").unwrap(); call(&c, 5000).await.unwrap();
+    let mut e = c.events(); let lost = Arc::new(AtomicUsize::new(0)); let l2 = lost.clone();
+    tokio::spawn(async move { while let Some(e) = e.next().await { if e.to_string().contains("does not answer") { l2.fetch_add(1, SeqCst); } } });
+    let (mut n, mut stale) = (0, 0); let t = Instant::now();
+    while t.elapsed() < Duration::from_secs(60) { n += 1; stale += usize::from(c.status().datacenters[0].stale_since.is_some()); sleep(Duration::from_millis(50)).await }
+    println!("idle {ms}: {} losses told in 60 s, stale in {stale} of {n} looks; {} requests", lost.load(SeqCst), reqs.load(SeqCst));
 }
 // --- so many that accept and say nothing (or refuse), and one that answers
 async fn silent(n: usize, refuse: bool) {
@@ -494,7 +588,32 @@ async fn silent(n: usize, refuse: bool) {
     }
     while let Some(r) = js.join_next().await { println!("silent {n} refuse={refuse}: {}", r.unwrap()); }
 }
-// --- bound and well; then all but one of those listed stop answering
+// --- bound and well; the list grows by so many that say nothing; then the one that answers drops its connections once
+async fn silent_bound(n: usize) {
+    let p = backend().await;
+    let front = TcpListener::bind("127.0.0.1:0").await.unwrap(); let good_port = front.local_addr().unwrap().port();
+    let (cut, _) = tokio::sync::broadcast::channel::<()>(4); let cut2 = cut.clone();
+    let through = Arc::new(AtomicUsize::new(0)); let th = through.clone();
+    tokio::spawn(async move { while let Ok((mut s, _)) = front.accept().await { th.fetch_add(1, SeqCst); let mut c = cut2.subscribe(); tokio::spawn(async move { let Ok(mut b) = TcpStream::connect(("127.0.0.1", p)).await else { return }; tokio::select! { _ = tokio::io::copy_bidirectional(&mut s, &mut b) => {}, _ = c.recv() => {} } }); } });
+    let mut ports = Vec::new();
+    for _ in 0..n { let l = TcpListener::bind("127.0.0.1:0").await.unwrap(); ports.push(l.local_addr().unwrap().port()); tokio::spawn(async move { let mut held = Vec::new(); while let Ok((s, _)) = l.accept().await { held.push(s); if held.len() > 50 { held.remove(0); } } }); }
+    let mut list: Vec<_> = ports.iter().enumerate().map(|(i, p)| entry("counter", &format!("x{i}"), *p, "dc1")).collect();
+    list.push(entry("counter", "good", good_port, "dc1"));
+    let (small, large) = (format!("[{}]", list[n]), format!("[{}]", list.join(",")));
+    let grown = Arc::new(AtomicBool::new(false)); let g = grown.clone();
+    let raw = Raw::start(move |r| { if r.has("acl/authorize") { return Act::Send(answer("401 Unauthorized", "", "ACL support disabled")); } if g.load(SeqCst) { block(r, 8, &large) } else { block(r, 7, &small) } }).await;
+    let mut cs = Vec::new();
+    for _ in 0..8 { let s = ConsulService::builder(ConsulConfig::new(&raw.url()).unwrap()).service(ServiceOptions::new("counter")).wait(Duration::from_secs(1)).build().unwrap(); let c = s.grpc_client("counter").unwrap(); call(&c, 5000).await.unwrap(); cs.push((s, c)); }
+    grown.store(true, SeqCst);
+    sleep(Duration::from_secs(5)).await;
+    for (_, c) in &cs { println!("silent_bound {n}: {:?} {}", call(c, 2000).await.is_ok(), c.status()); }
+    let before = through.load(SeqCst);
+    let _ = cut.send(());
+    let mut js = tokio::task::JoinSet::new();
+    for (k, (s, c)) in cs.into_iter().enumerate() { js.spawn(async move { let _s = s; sleep(Duration::from_millis(50)).await; let t = Instant::now(); let mut f = 0; loop { match call(&c, 2000).await { Ok(()) => return format!("client {k}: served again after {:?}, {f} calls with 2 s failed", t.elapsed()), Err(_) => f += 1 } if t.elapsed() > Duration::from_secs(60) { return format!("client {k}: NOT served again in 60 s, {f} calls failed: {:.200}", c.status()) } } }); }
+    while let Some(r) = js.join_next().await { println!("silent_bound {n}: {}", r.unwrap()); }
+    println!("silent_bound {n}: {} connections to the good one since the cut", through.load(SeqCst) - before);
+}
 // --- ends during an outage
 async fn ends() {
     for how in ["drop", "shutdown"] { for fault in ["hang", "refused", "dribble", "429", "blocked"] {
@@ -562,10 +681,10 @@ async fn main() {
     for name in std::env::args().skip(1) {
         match &*name {
             "dc_short" => dc_short().await, "dc_vanish" => dc_vanish(false).await, "dc_vanish_warm" => dc_vanish(true).await,
-            "hung1" => hung_dc(1).await, "hung10" => hung_dc(10).await, "hung60" => hung_dc(60).await, "warm10" => hung_warm(10).await, "warm60" => hung_warm(60).await,
+            "hung1" => hung_dc(1).await, "hung10" => hung_dc(10).await, "hung60" => hung_dc(60).await, "warm10" => hung_warm(10, false).await, "warm60" => hung_warm(60, false).await, "warm60two" => hung_warm(60, true).await, "warm30" => hung_warm(30, false).await,
             "token" => token_leak().await, "shapeless" => shapeless().await, "manners" => manners().await, "indexes" => indexes().await,
             "keep1" => keepalive(1).await, "keep5" => keepalive(5).await, "many" => many_instances(10_000).await, "many1k" => many_instances(1000).await, "behind" => behind_first().await, "bad" => bad_first().await,
-            "silent5" => silent(5, false).await, "silent15" => silent(15, false).await, "silent40" => silent(40, false).await, "refuse40" => silent(40, true).await, "refuse200" => silent(200, true).await, "odd" => odd().await, "halves" => halves().await, "cycles" => cycles(1000).await, "ends" => ends().await, "storm" => storm().await,
+            "sbound3" => silent_bound(3).await, "sbound20" => silent_bound(20).await, "dc_never" => dc_never().await, "disagree" => disagree().await, "many_good" => many_good(10_000).await, "limit10" => limited(300, 10).await, "limit40" => limited(300, 40).await, "idle1000" => idle(1000).await, "idle1001" => idle(1001).await, "idle1002" => idle(1002).await,  "silent5" => silent(5, false).await, "silent15" => silent(15, false).await, "silent40" => silent(40, false).await, "refuse40" => silent(40, true).await, "refuse200" => silent(200, true).await, "odd" => odd().await, "halves" => halves().await, "cycles" => cycles(1000).await, "ends" => ends().await, "storm" => storm().await,
             "runtimes" => tokio::task::spawn_blocking(|| std::thread::spawn(runtimes).join().unwrap()).await.unwrap(),
             _ => println!("? {name}"),
         }
