@@ -560,6 +560,74 @@ async fn idle(ms: u64) {
     while t.elapsed() < Duration::from_secs(60) { n += 1; stale += usize::from(c.status().datacenters[0].stale_since.is_some()); sleep(Duration::from_millis(50)).await }
     println!("idle {ms}: {} losses told in 60 s, stale in {stale} of {n} looks; {} requests", lost.load(SeqCst), reqs.load(SeqCst));
 }
+// --- an endpoint that repeats the request's headers as a JSON list
+async fn echo() {
+    let raw = Raw::start(move |r| { let l: Vec<String> = r.head.lines().filter(|l| !l.is_empty()).map(|l| format!("{l:?}")).collect(); Act::Send(good(8, &format!("[{}]", l.join(",")))) }).await;
+    let cfg = ConsulConfig::new(&raw.url()).unwrap().token("s3cret-s3cret").basic_auth("user:passw0rd");
+    let a = ConsulClient::new(cfg.clone()).unwrap().healthy_instances(&HealthQuery::new("counter").unwrap()).await.unwrap();
+    for s in &a.skipped { println!("echo: skipped: {s}"); }
+    let s = ConsulService::builder(cfg).service(ServiceOptions::new("counter")).build().unwrap();
+    sleep(Duration::from_millis(2500)).await; println!("echo: {}", s.grpc_client("counter").unwrap().status());
+}
+// --- names in the datacenters' list, entry fields
+async fn names() {
+    let raw = Raw::start(move |r| {
+        if r.has("catalog/datacenters") { return Act::Send(good(1, &format!("[\"dc1\",\"{}\",\"a\\u001b[2Jb\\nc\",\"\",\"../x?y#z&dc=dc1\"]", "x".repeat(100_000)))); }
+        if r.has("acl/authorize") { return Act::Send(answer("401 Unauthorized", "", "ACL support disabled")); }
+        if r.has("passing&dc") && !r.has("dc=dc1&") { return Act::Send(answer("500 x", "", "No path to datacenter")); }
+        block(r, 7, "[]")
+    }).await;
+    let s = ConsulService::builder(ConsulConfig::new(&raw.url()).unwrap()).service(ServiceOptions::new("counter")).fallback(Fallback::nearest()).build().unwrap();
+    let c = s.grpc_client("counter").unwrap();
+    let mut e = c.events(); tokio::spawn(async move { while let Some(e) = e.next().await { let e = e.to_string(); println!("names event: {:.300?} ({} bytes)", e, e.len()); } });
+    let r = call(&c, 2000).await; let m = r.unwrap_err().message().to_owned(); println!("names: message of {} bytes {:.100?}", m.len(), m);
+    println!("names: status of {} bytes, control characters {}", c.status().to_string().len(), c.status().to_string().chars().any(char::is_control));
+    for r in raw.log.lock().unwrap().iter().take(12) { println!("names asked: {:.120}", r.path); }
+}
+// --- the datacenters are given, the agent does not tell them
+async fn no_list() {
+    for what in ["403", "404", "hang", "ok"] {
+        let p = backend().await;
+        let raw = Raw::start(move |r| {
+            if r.has("catalog/datacenters") { return match what { "hang" => Act::Hang, "403" => Act::Send(answer("403 Forbidden", "", "not here")), "404" => Act::Send(answer("404 x", "", "")), _ => Act::Send(good(1, r#"["dc1","dc2"]"#)) }; }
+            if r.has("acl/authorize") { return Act::Send(answer("401 Unauthorized", "", "ACL support disabled")); }
+            if r.has("dc=dc2") { return block(r, 7, &format!("[{}]", entry("counter", "c2", p, "dc2"))); }
+            block(r, 7, "[]")
+        }).await;
+        let s = ConsulService::builder(ConsulConfig::new(&raw.url()).unwrap()).service(ServiceOptions::new("counter")).fallback(Fallback::datacenters(["dc2"])).build().unwrap();
+        let c = s.grpc_client("counter").unwrap();
+        let t = Instant::now(); let mut f = 0;
+        while call(&c, 2000).await.is_err() { f += 1; if t.elapsed() > Duration::from_secs(15) { break } }
+        println!("no_list {what}: {:?}, {f} failed; dc2 asked {} times, list asked {}; {:.300}", t.elapsed(), raw.count(|r| r.has("dc=dc2")), raw.count(|r| r.has("catalog/")), c.status().to_string());
+    }
+}
+// --- a real server without a leader, asked in the default mode
+async fn leaderless(url: &str) {
+    for mode in [tonic_failover::consul::Consistency::Stale, tonic_failover::consul::Consistency::Default, tonic_failover::consul::Consistency::Consistent] {
+        let t = Instant::now();
+        let r = ConsulClient::new(ConsulConfig::new(url).unwrap()).unwrap().healthy_instances(&HealthQuery::new("counter").unwrap().consistency(mode)).await;
+        println!("leaderless {mode:?}: {:?} {:.200}", t.elapsed(), format!("{r:?}"));
+    }
+}
+// --- a real Consul at 28500 with services s0..s299 on port 34567, whose connections are mostly others'
+async fn real_limited(n: usize, hogs: usize) {
+    let l = TcpListener::bind("127.0.0.1:34567").await.unwrap();
+    let (_r, health) = tonic_health::server::health_reporter();
+    tokio::spawn(async move { let _ = Server::builder().add_service(health).serve_with_incoming(TcpIncoming::from(l)).await; });
+    let mut held = Vec::new(); for _ in 0..hogs { held.push(TcpStream::connect("127.0.0.1:28500").await.unwrap()) }
+    for h in &mut held { h.write_all(b"GET /v1/health/service/none?index=1000000&wait=600s HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap(); }
+    let mut b = ConsulService::builder(ConsulConfig::new("127.0.0.1:28500").unwrap());
+    for i in 0..n { b = b.service(ServiceOptions::new(format!("s{i}"))); }
+    let s = b.build().unwrap();
+    let t0 = Instant::now();
+    let mut js = tokio::task::JoinSet::new();
+    for i in 0..n { let c = s.grpc_client(&format!("s{i}")).unwrap(); js.spawn(async move { let mut f = 0; let mut last = String::new(); loop { match call(&c, 2000).await { Ok(()) => return (t0.elapsed(), f, last), Err(e) => { last = format!("{e:.200}"); f += 1; if t0.elapsed() > Duration::from_secs(60) { return (t0.elapsed(), f, last) } } } } }); }
+    let mut all = Vec::new(); while let Some(r) = js.join_next().await { all.push(r.unwrap()) } all.sort();
+    println!("real_limited {n}, {hogs} taken: median {:?} last {:?}, {} calls failed; {:.300}", all[n / 2].0, all[n - 1].0, all.iter().map(|x| x.1).sum::<i32>(), all[n - 1].2);
+    for _ in 0..4 { sleep(Duration::from_secs(5)).await;
+    let stale = (0..n).filter(|i| s.grpc_client(&format!("s{i}")).unwrap().status().datacenters[0].stale_since.is_some()).count();
+    println!("real_limited: {stale} stale"); }
+}
 // --- so many that accept and say nothing (or refuse), and one that answers
 async fn silent(n: usize, refuse: bool) {
     let p = backend().await;
@@ -684,7 +752,7 @@ async fn main() {
             "hung1" => hung_dc(1).await, "hung10" => hung_dc(10).await, "hung60" => hung_dc(60).await, "warm10" => hung_warm(10, false).await, "warm60" => hung_warm(60, false).await, "warm60two" => hung_warm(60, true).await, "warm30" => hung_warm(30, false).await,
             "token" => token_leak().await, "shapeless" => shapeless().await, "manners" => manners().await, "indexes" => indexes().await,
             "keep1" => keepalive(1).await, "keep5" => keepalive(5).await, "many" => many_instances(10_000).await, "many1k" => many_instances(1000).await, "behind" => behind_first().await, "bad" => bad_first().await,
-            "sbound3" => silent_bound(3).await, "sbound20" => silent_bound(20).await, "dc_never" => dc_never().await, "disagree" => disagree().await, "many_good" => many_good(10_000).await, "limit10" => limited(300, 10).await, "limit40" => limited(300, 40).await, "idle1000" => idle(1000).await, "idle1001" => idle(1001).await, "idle1002" => idle(1002).await,  "silent5" => silent(5, false).await, "silent15" => silent(15, false).await, "silent40" => silent(40, false).await, "refuse40" => silent(40, true).await, "refuse200" => silent(200, true).await, "odd" => odd().await, "halves" => halves().await, "cycles" => cycles(1000).await, "ends" => ends().await, "storm" => storm().await,
+            "sbound3" => silent_bound(3).await, "sbound20" => silent_bound(20).await, "dc_never" => dc_never().await, "disagree" => disagree().await, "many_good" => many_good(10_000).await, "limit10" => limited(300, 10).await, "limit40" => limited(300, 40).await, "idle1000" => idle(1000).await, "idle1001" => idle(1001).await, "idle1002" => idle(1002).await,  "echo" => echo().await, "names" => names().await, "no_list" => no_list().await, "leaderless" => leaderless("127.0.0.1:28500").await, "real0" => real_limited(300, 0).await, "real160" => real_limited(300, 160).await,  "real180" => real_limited(300, 180).await, "silent5" => silent(5, false).await, "silent15" => silent(15, false).await, "silent40" => silent(40, false).await, "refuse40" => silent(40, true).await, "refuse200" => silent(200, true).await, "odd" => odd().await, "halves" => halves().await, "cycles" => cycles(1000).await, "ends" => ends().await, "storm" => storm().await,
             "runtimes" => tokio::task::spawn_blocking(|| std::thread::spawn(runtimes).join().unwrap()).await.unwrap(),
             _ => println!("? {name}"),
         }
