@@ -38,6 +38,9 @@ fn main() -> Outcome {
     if wanted("cost") {
         scenes::cost(pairs)?;
     }
+    if wanted("stages") {
+        scenes::stages()?;
+    }
     if wanted("balance") {
         scenes::balance(pairs)?;
     }

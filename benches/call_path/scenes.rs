@@ -97,6 +97,15 @@ async fn cost_of(server: &Backend, flavour: Flavour, callers: usize, pairs: usiz
     Ok(())
 }
 
+/// What each stage of a call costs by itself.
+pub(super) fn stages() -> Outcome {
+    println!("\n# stages of a call, ns, the least of several means");
+    for (stage, ns) in Flavour::CurrentThread.runtime()?.block_on(tonic_failover::client::stages()) {
+        println!("{stage} | {ns:.0}");
+    }
+    Ok(())
+}
+
 /// Calls of one kind alone, for a profiler: `-- --only profile-raw`, `profile-safe` or
 /// `profile-unsafe`, `--callers 16`, `--slices 100`.
 pub(super) fn profile(what: &str, callers: usize, slices: usize) -> Outcome {

@@ -6,13 +6,21 @@
 //! Every other response is handed over as soon as it has begun, and is then
 //! never repeated.
 
-use std::collections::VecDeque;
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
 
 use http::{HeaderMap, Response};
-use http_body_util::BodyExt;
-use tonic::{Status, body::Body};
+use http_body::Body as HttpBody;
+use tonic::{Code, Status, body::Body};
 
-use super::{details, frames::Frames, outcome};
+use super::{
+    details,
+    frames::{Frames, Kept},
+    headers::{GRPC_STATUS, find},
+    outcome,
+};
 
 /// What came of an attempt that was answered.
 pub(crate) enum Answer {
@@ -34,56 +42,96 @@ pub(crate) fn as_grpc(mut response: Response<Body>) -> Response<Body> {
 
 /// Whether these say how the call ended.
 pub(crate) fn tell(headers: &HeaderMap) -> bool {
-    headers.contains_key(Status::GRPC_STATUS)
+    find(headers, &GRPC_STATUS).is_some()
+}
+
+/// A response that is being taken in, up to a limit; what is longer goes on as
+/// it has begun.
+pub(crate) struct Intake {
+    /// Gone once it has been taken in.
+    response: Option<Response<Body>>,
+    kept: Kept,
+    trailers: Option<HeaderMap>,
+    size: usize,
+    limit: usize,
+}
+
+// === impl Answer ===
+
+fn status_in(headers: &HeaderMap) -> Option<Status> {
+    if tell(headers) { Status::from_header_map(headers) } else { None }
 }
 
 impl Answer {
-    /// Takes the response in, up to `limit` bytes; what is longer goes on as it
-    /// has begun.
+    /// The call's code, as far as it is known.
     ///
-    /// # Errors
-    /// The body's own, and [`NoEnd`] where it stops without a status.
-    pub(crate) async fn whole(
-        response: Response<Body>,
-        limit: usize,
-    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
-        let (head, mut body) = response.into_parts();
-        let (mut kept, mut trailers) = (VecDeque::new(), None);
-        let mut size = 0;
-        while let Some(frame) = body.frame().await {
-            match frame?.into_data() {
-                Ok(data) => {
-                    size += data.len();
-                    kept.push_back(data);
-                    if size > limit {
-                        let body = Body::new(Frames::before(kept, body));
-                        return Ok(Self::Begun(Response::from_parts(head, body)));
-                    }
-                }
-                Err(frame) => {
-                    trailers = frame.into_trailers().ok();
-                    trailers.as_mut().map(details::drop_malformed);
-                }
-            }
+    /// Said apart from [`status`](Self::status), which copies the trailers: two
+    /// allocations that a call that went well is spared.
+    pub(crate) fn code(&self) -> Option<Code> {
+        if let Self::Whole(response) = self
+            && let Some(code) = response.body().trailers().and_then(|it| find(it, &GRPC_STATUS))
+        {
+            return Some(Code::from_bytes(code.as_bytes()));
         }
-        let response = Response::from_parts(head, Frames::ending(kept, trailers));
-        if !response.body().trailers().is_some_and(tell) && !tell(response.headers()) {
-            return Err(NoEnd.into());
-        }
-        Ok(Self::Whole(response))
+        self.status().map(|status| status.code())
     }
 
     /// The call's status, as far as it is known.
     pub(crate) fn status(&self) -> Option<Status> {
         match self {
-            Self::Begun(response) => Status::from_header_map(response.headers()),
+            Self::Begun(response) => status_in(response.headers()),
             Self::Whole(response) => {
                 let trailers = response.body().trailers();
-                trailers
-                    .and_then(Status::from_header_map)
-                    .or_else(|| Status::from_header_map(response.headers()))
+                trailers.and_then(status_in).or_else(|| status_in(response.headers()))
             }
         }
+    }
+}
+
+// === impl Intake ===
+
+impl Intake {
+    pub(crate) fn new(response: Response<Body>, limit: usize) -> Self {
+        Self { response: Some(response), kept: Kept::default(), trailers: None, size: 0, limit }
+    }
+
+    /// Is not to be polled again once it is ready.
+    ///
+    /// # Errors
+    /// The body's own, and [`NoEnd`] where it stops without a status.
+    pub(crate) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Answer, Box<dyn std::error::Error + Send + Sync>>> {
+        let response = self.response.as_mut().expect("polled until it is ready");
+        while let Some(frame) = ready!(Pin::new(response.body_mut()).poll_frame(cx)) {
+            match frame?.into_data() {
+                Ok(data) => {
+                    self.size += data.len();
+                    self.kept.push(data);
+                    if self.size > self.limit {
+                        let kept = std::mem::take(&mut self.kept);
+                        return Poll::Ready(Ok(Answer::Begun(
+                            self.finish().map(|body| Body::new(Frames::before(kept, body))),
+                        )));
+                    }
+                }
+                Err(frame) => {
+                    self.trailers = frame.into_trailers().ok();
+                    self.trailers.as_mut().map(details::drop_malformed);
+                }
+            }
+        }
+        let (kept, trailers) = (std::mem::take(&mut self.kept), self.trailers.take());
+        let response = self.finish().map(|_| Frames::ending(kept, trailers));
+        if !response.body().trailers().is_some_and(tell) && !tell(response.headers()) {
+            return Poll::Ready(Err(NoEnd.into()));
+        }
+        Poll::Ready(Ok(Answer::Whole(response)))
+    }
+
+    fn finish(&mut self) -> Response<Body> {
+        self.response.take().expect("polled until it is ready")
     }
 }
 
@@ -94,12 +142,21 @@ pub(crate) struct NoEnd;
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+
     use bytes::Bytes;
     use http_body::Frame;
-    use http_body_util::StreamBody;
-    use tonic::Code;
+    use http_body_util::{BodyExt, StreamBody};
 
     use super::*;
+
+    async fn whole(
+        response: Response<Body>,
+        limit: usize,
+    ) -> Result<Answer, Box<dyn std::error::Error + Send + Sync>> {
+        let mut intake = Intake::new(response, limit);
+        poll_fn(|cx| intake.poll(cx)).await
+    }
 
     fn response(frames: Vec<Result<Frame<Bytes>, Status>>) -> Response<Body> {
         Response::new(Body::new(StreamBody::new(tokio_stream::iter(frames))))
@@ -117,8 +174,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_whole_answer_is_passed_on_as_it_came() {
-        let answer =
-            Answer::whole(response(vec![data("one"), data("two"), trailers("0")]), 100).await.unwrap();
+        let answer = whole(response(vec![data("one"), data("two"), trailers("0")]), 100).await.unwrap();
         assert_eq!(answer.status().map(|s| s.code()), Some(Code::Ok));
         let Answer::Whole(response) = answer else { panic!("whole") };
         let collected = response.into_body().collect().await.unwrap();
@@ -128,29 +184,37 @@ mod tests {
 
     #[tokio::test]
     async fn one_that_stops_in_the_middle_is_an_error() {
-        let cut = Answer::whole(response(vec![data("one"), Err(Status::unknown("cut"))]), 100).await;
+        let cut = whole(response(vec![data("one"), Err(Status::unknown("cut"))]), 100).await;
         assert_eq!(cut.err().expect("cut").to_string(), Status::unknown("cut").to_string());
-        let silent = Answer::whole(response(vec![data("one")]), 100).await;
+        let silent = whole(response(vec![data("one")]), 100).await;
         assert!(silent.err().expect("no end").is::<NoEnd>());
         let trailers = HeaderMap::from_iter([("x-mine".parse().unwrap(), "1".parse().unwrap())]);
         let mute = response(vec![data("one"), Ok(Frame::trailers(trailers))]);
-        assert!(Answer::whole(mute, 100).await.err().expect("no status").is::<NoEnd>());
+        assert!(whole(mute, 100).await.err().expect("no status").is::<NoEnd>());
     }
 
     #[tokio::test]
     async fn a_long_one_goes_on_as_it_has_begun() {
         let frames = vec![data("12345"), data("67890"), data("abc"), trailers("0")];
-        let answer = Answer::whole(response(frames), 7).await.unwrap();
+        let answer = whole(response(frames), 7).await.unwrap();
         assert!(answer.status().is_none());
         let Answer::Begun(response) = answer else { panic!("begun") };
         assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "1234567890abc");
     }
 
     #[tokio::test]
+    async fn the_code_is_that_of_the_status() {
+        for code in ["0", "5", "14", "nonsense"] {
+            let answer = whole(response(vec![data("one"), trailers(code)]), 100).await.unwrap();
+            assert_eq!(answer.code(), answer.status().map(|s| s.code()), "{code}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_status_in_the_headers_is_the_end() {
         let mut response = response(vec![]);
         response.headers_mut().insert("grpc-status", "5".parse().unwrap());
-        let answer = Answer::whole(response, 100).await.unwrap();
+        let answer = whole(response, 100).await.unwrap();
         assert_eq!(answer.status().map(|s| s.code()), Some(Code::NotFound));
     }
 }

@@ -1,16 +1,31 @@
 //! One attempt: a request on one connection, until its answer or until there is
 //! no more use in waiting.
+//!
+//! Written out as futures, not as `async` blocks, whose nesting keeps a copy of
+//! the request at each level: all of a call is in one allocation, and that is to
+//! be a small one.
 
-use std::{error::Error, future::poll_fn, pin::pin, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use http::Request;
-use tokio::time::{Instant, sleep_until};
-use tokio_util::sync::CancellationToken;
-use tonic::body::Body;
+use pin_project_lite::pin_project;
+use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
+use tonic::{
+    body::Body,
+    transport::{Channel, channel::ResponseFuture},
+};
 use tower::Service;
 
 use super::{
-    answer::{Answer, as_grpc},
+    answer::{Answer, Intake, as_grpc},
     details,
     endpoint::Endpoint,
     outcome::{self, Proof, Verdict},
@@ -61,6 +76,7 @@ impl Failure {
 }
 
 /// How long an attempt waits, and for what.
+#[derive(Clone, Copy)]
 pub(crate) struct Bounds {
     /// So long without a word from the instance makes it suspect.
     pub(crate) suspect_after: Duration,
@@ -75,62 +91,150 @@ pub(crate) struct Bounds {
 /// ends when that leads to `given_up` being cancelled.
 ///
 /// Dropping the future cancels the request, here and on the server.
-pub(crate) async fn attempt(
-    endpoint: &Arc<Endpoint>,
+pub(crate) fn attempt<'a>(
+    endpoint: &'a Arc<Endpoint>,
     request: Request<Body>,
     whole: Option<usize>,
-    given_up: &CancellationToken,
-    Bounds { suspect_after, limit, deadline }: Bounds,
-) -> Ended {
-    let link = endpoint.link();
-    // A clone, polled and called: a channel that was not polled itself panics.
-    let mut channel = endpoint.channel().clone();
-    let mut send = pin!(async move {
-        let sent = async {
-            poll_fn(|cx| channel.poll_ready(cx)).await?;
-            channel.call(request).await
-        };
-        let mut response = sent.await.map_err(Failure::unanswered)?;
-        details::drop_malformed(response.headers_mut());
-        let response = as_grpc(response);
-        match whole {
-            Some(limit) => Answer::whole(response, limit).await.map_err(Failure::cut),
-            None => Ok(Answer::Begun(response)),
+    given_up: &'a CancellationToken,
+    bounds: Bounds,
+) -> Attempt<'a> {
+    let exchange = Exchange::Waits { channel: endpoint.lend(), request: Some(request) };
+    Attempt { wait: Wait { endpoint, given_up, bounds, asked: None, timer: None }, exchange, whole }
+}
+
+pin_project! {
+    /// See [`attempt`].
+    pub(crate) struct Attempt<'a> {
+        exchange: Exchange,
+        whole: Option<usize>,
+        #[pin]
+        wait: Wait<'a>,
+    }
+}
+
+/// The request on its way, and its answer.
+enum Exchange {
+    /// For room on the connection.
+    Waits { channel: Channel, request: Option<Request<Body>> },
+    /// The response's headers are awaited.
+    Sent(ResponseFuture),
+    /// All of the response is awaited.
+    Begun(Intake),
+}
+
+pin_project! {
+    /// The wait for it.
+    struct Wait<'a> {
+        endpoint: &'a Arc<Endpoint>,
+        given_up: &'a CancellationToken,
+        bounds: Bounds,
+        // Made when it has been waited for a while.
+        asked: Option<Asked<'a>>,
+        #[pin]
+        timer: Option<Sleep>,
+    }
+}
+
+/// A wait that has become long.
+struct Asked<'a> {
+    given_up: Pin<Box<WaitForCancellationFuture<'a>>>,
+    patience: Duration,
+    /// Since when it has been listened for a word of the instance.
+    window: Instant,
+}
+
+// === impl Attempt ===
+
+impl Future for Attempt<'_> {
+    type Output = Ended;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
+        let this = self.project();
+        if let Poll::Ready(result) = this.exchange.poll(this.wait.endpoint, *this.whole, cx) {
+            return Poll::Ready(match result {
+                Ok(answer) => Ended::Answered(answer),
+                Err(failure) => Ended::Failed(failure),
+            });
         }
-    });
-    let started = Instant::now();
-    let mut patience = suspect_after;
-    let mut window = started;
-    let mut listening = false;
-    let mut timer = pin!(sleep_until(limit.min(started + LISTEN_AFTER.min(patience))));
-    loop {
-        tokio::select! {
-            biased;
-            result = &mut send => {
-                return match result {
-                    Ok(answer) => Ended::Answered(answer),
-                    Err(failure) => Ended::Failed(failure),
-                };
-            }
-            () = given_up.cancelled(), if listening => return Ended::Abandoned,
-            () = &mut timer => {
-                let now = Instant::now();
-                if now >= deadline {
-                    return Ended::DeadlinePassed;
-                }
-                if now >= limit {
-                    return Ended::TimedOut;
-                }
-                listening = true;
-                if now >= window + patience {
-                    if !link.heard_since(window) {
-                        endpoint.suspect();
-                        patience = (patience * 2).min(LONGEST_PATIENCE);
+        this.wait.poll(cx)
+    }
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    fn poll(
+        &mut self,
+        endpoint: &Endpoint,
+        whole: Option<usize>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Answer, Failure>> {
+        loop {
+            match self {
+                Self::Waits { channel, request } => {
+                    ready!(channel.poll_ready(cx)).map_err(Failure::unanswered)?;
+                    let request = request.take().expect("sent once: then it waits no more");
+                    let sent = channel.call(request);
+                    if let Self::Waits { channel, .. } = std::mem::replace(self, Self::Sent(sent)) {
+                        endpoint.give_back(channel);
                     }
-                    window = now;
                 }
-                timer.as_mut().reset(limit.min(window + patience));
+                Self::Sent(response) => {
+                    let response = ready!(Pin::new(response).poll(cx));
+                    let mut response = response.map_err(Failure::unanswered)?;
+                    details::drop_malformed(response.headers_mut());
+                    let response = as_grpc(response);
+                    match whole {
+                        Some(limit) => *self = Self::Begun(Intake::new(response, limit)),
+                        None => return Poll::Ready(Ok(Answer::Begun(response))),
+                    }
+                }
+                Self::Begun(intake) => return intake.poll(cx).map_err(Failure::cut),
             }
+        }
+    }
+}
+
+// === impl Wait ===
+
+impl Wait<'_> {
+    /// What ends the wait other than an answer.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
+        let mut this = self.project();
+        let Bounds { suspect_after, limit, deadline } = *this.bounds;
+        if this.timer.is_none() {
+            let soon = Instant::now() + LISTEN_AFTER.min(suspect_after);
+            this.timer.set(Some(sleep_until(soon.min(limit))));
+        }
+        loop {
+            if let Some(asked) = &mut *this.asked
+                && asked.given_up.as_mut().poll(cx).is_ready()
+            {
+                return Poll::Ready(Ended::Abandoned);
+            }
+            let Some(mut timer) = this.timer.as_mut().as_pin_mut() else { return Poll::Pending };
+            ready!(timer.as_mut().poll(cx));
+            let now = Instant::now();
+            if now >= deadline {
+                return Poll::Ready(Ended::DeadlinePassed);
+            }
+            if now >= limit {
+                return Poll::Ready(Ended::TimedOut);
+            }
+            let link = this.endpoint.link();
+            let asked = this.asked.get_or_insert_with(|| Asked {
+                given_up: Box::pin(this.given_up.cancelled()),
+                patience: suspect_after,
+                window: timer.deadline() - LISTEN_AFTER.min(suspect_after),
+            });
+            if now >= asked.window + asked.patience {
+                if !link.heard_since(asked.window) {
+                    this.endpoint.suspect();
+                    asked.patience = (asked.patience * 2).min(LONGEST_PATIENCE);
+                }
+                asked.window = now;
+            }
+            timer.reset(limit.min(asked.window + asked.patience));
         }
     }
 }

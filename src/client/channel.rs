@@ -11,7 +11,7 @@ use tonic::body::Body;
 use tower::Service;
 
 use super::{
-    call::{self, CallFuture, CallShared},
+    call::{self, Call, CallFuture, CallShared},
     error::CallError,
     services::Lifetime,
 };
@@ -49,11 +49,11 @@ impl Service<Request<Body>> for FailoverChannel {
     }
 
     fn call(&mut self, request: Request<Body>) -> CallFuture {
-        let (call, lifetime) = (call::run(self.shared.clone(), request), self.lifetime.clone());
+        let (mut call, lifetime) = (Call::new(self.shared.clone(), request), self.lifetime.clone());
         // Whoever keeps the future alone still gets an answer: it may wait for the
         // first instance, or be sent again.
         Box::pin(async move {
-            let result = call.await;
+            let result = call::run(&mut call).await;
             drop(lifetime);
             result
         })

@@ -5,6 +5,8 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
+use super::headers::find;
+
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// The longest that anything is waited for: timers do not reach for ever. A year.
@@ -23,7 +25,7 @@ impl Deadline {
     /// The deadline of a call that starts at `now`. A header that is not a
     /// timeout is left to the server to refuse, and the default holds.
     pub(crate) fn of(headers: &HeaderMap, default: Option<Duration>, now: Instant) -> Self {
-        let explicit = headers.get(GRPC_TIMEOUT).and_then(parse);
+        let explicit = find(headers, &GRPC_TIMEOUT).and_then(parse);
         let after = explicit.or(default).unwrap_or(FOR_EVER).min(FOR_EVER);
         Self { at: now + after, explicit: explicit.is_some() }
     }

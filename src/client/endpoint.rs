@@ -22,8 +22,14 @@ use crate::Instance;
 pub(crate) struct Endpoint {
     instance: Arc<Instance>,
     channel: Channel,
+    /// Clones of it that wait for the next calls.
+    spare: Mutex<Vec<Channel>>,
     link: Arc<Link>,
 }
+
+/// How many clones of a channel are kept: a call needs one only while it is
+/// handed over, so that there are seldom more than threads.
+const SPARE_CLONES: usize = 4;
 
 /// The life of one connection. Made before the connection is, so that the
 /// socket itself can say when it ends.
@@ -137,8 +143,13 @@ impl Link {
 
     /// An answer came, whatever it said.
     pub(crate) fn heard_now(&self) {
-        let elapsed = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.heard.store(elapsed, Ordering::Relaxed);
+        self.heard(Instant::now());
+    }
+
+    /// The same, where the time is known: reading the clock is dear beside the rest.
+    pub(crate) fn heard(&self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.born).as_millis();
+        self.heard.store(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// Whether anything was heard at or after `since`.
@@ -148,8 +159,8 @@ impl Link {
     }
 
     /// An answer that was no failure.
-    pub(crate) fn succeeded(&self) {
-        self.heard_now();
+    pub(crate) fn succeeded(&self, now: Instant) {
+        self.heard(now);
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
@@ -204,12 +215,12 @@ impl Link {
 
 impl Endpoint {
     pub(crate) fn new(instance: Arc<Instance>, channel: Channel, link: Arc<Link>) -> Self {
-        Self { instance, channel, link }
+        Self { instance, channel, spare: Mutex::new(Vec::new()), link }
     }
 
     /// The same connection, as the registry describes its instance now.
     pub(crate) fn described(&self, instance: Arc<Instance>) -> Self {
-        Self { instance, channel: self.channel.clone(), link: self.link.clone() }
+        Self::new(instance, self.channel.clone(), self.link.clone())
     }
 
     pub(crate) fn instance(&self) -> &Arc<Instance> {
@@ -218,6 +229,23 @@ impl Endpoint {
 
     pub(crate) fn channel(&self) -> &Channel {
         &self.channel
+    }
+
+    /// A clone to poll and to call: a channel that was not polled itself panics.
+    /// One that is [given back](Self::give_back) after the call spares the next
+    /// call two allocations and the counting of clones.
+    pub(crate) fn lend(&self) -> Channel {
+        let spare = self.spare.lock().pop();
+        spare.unwrap_or_else(|| self.channel.clone())
+    }
+
+    /// Takes back a clone that has been called: one that is ready and was not
+    /// would hold a place on the connection.
+    pub(crate) fn give_back(&self, channel: Channel) {
+        let mut spare = self.spare.lock();
+        if spare.len() < SPARE_CLONES {
+            spare.push(channel);
+        }
     }
 
     pub(crate) fn link(&self) -> &Arc<Link> {

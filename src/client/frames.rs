@@ -11,10 +11,35 @@ use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame};
 use tonic::{Status, body::Body};
 
+/// Data in memory, frame by frame. Nearly always there is one, and it takes no allocation.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Kept {
+    first: Option<Bytes>,
+    more: VecDeque<Bytes>,
+}
+
+impl Kept {
+    pub(crate) fn push(&mut self, data: Bytes) {
+        if self.first.is_none() && self.more.is_empty() {
+            self.first = Some(data);
+        } else {
+            self.more.push_back(data);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Bytes> {
+        self.first.take().or_else(|| self.more.pop_front())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.is_none() && self.more.is_empty()
+    }
+}
+
 /// Frames in memory, then the rest. It says that it has ended together with its
 /// last frame, and leaves the length unsaid: gRPC bodies carry no `content-length`.
 pub(crate) struct Frames {
-    kept: VecDeque<Bytes>,
+    kept: Kept,
     then: Then,
 }
 
@@ -27,17 +52,17 @@ enum Then {
 
 impl Frames {
     /// These frames and nothing else.
-    pub(crate) fn only(kept: VecDeque<Bytes>) -> Self {
+    pub(crate) fn only(kept: Kept) -> Self {
         Self { kept, then: Then::End }
     }
 
     /// These frames and what the body still holds.
-    pub(crate) fn before(kept: VecDeque<Bytes>, body: Body) -> Self {
+    pub(crate) fn before(kept: Kept, body: Body) -> Self {
         Self { kept, then: Then::Body(body) }
     }
 
     /// These frames, and trailers where there are any.
-    pub(crate) fn ending(kept: VecDeque<Bytes>, trailers: Option<HeaderMap>) -> Self {
+    pub(crate) fn ending(kept: Kept, trailers: Option<HeaderMap>) -> Self {
         Self { kept, then: trailers.map_or(Then::End, Then::Trailers) }
     }
 
@@ -57,7 +82,7 @@ impl HttpBody for Frames {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if let Some(data) = self.kept.pop_front() {
+        if let Some(data) = self.kept.pop() {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
         if let Then::Body(body) = &mut self.then {

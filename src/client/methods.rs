@@ -1,7 +1,7 @@
 //! What is known about the methods of a service: which may be repeated, which
 //! answer with a single message, and the rules that their calls go by.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use prost::Message;
 use prost_types::{FileDescriptorSet, method_options::IdempotencyLevel};
@@ -9,13 +9,15 @@ use prost_types::{FileDescriptorSet, method_options::IdempotencyLevel};
 use super::policy::Rules;
 
 /// What the options, the descriptors and the service config say of each method.
-/// Asked once a call.
+///
+/// Asked once a call, and ordered: a few comparisons take a third of the time that
+/// hashing the path does.
 #[derive(Clone, Debug)]
 pub(crate) struct Methods {
     /// By path, `/package.Service/Method`.
-    known: HashMap<String, Method>,
+    known: BTreeMap<String, Method>,
     /// The rules of all other methods of a service, by `/package.Service/`.
-    services: HashMap<String, usize>,
+    services: BTreeMap<String, usize>,
     /// The first are those of all others.
     rules: Vec<Rules>,
 }
@@ -47,7 +49,7 @@ pub(crate) enum Name<'a> {
 impl Methods {
     /// Knows nothing yet: all calls go by `rules`.
     pub(crate) fn new(rules: Rules) -> Self {
-        Self { known: HashMap::new(), services: HashMap::new(), rules: vec![rules] }
+        Self { known: BTreeMap::new(), services: BTreeMap::new(), rules: vec![rules] }
     }
 
     /// Reads `idempotency_level` from a file descriptor set: `NO_SIDE_EFFECTS`
@@ -117,7 +119,7 @@ impl Methods {
     }
 }
 
-fn service_rules(services: &HashMap<String, usize>, path: &str) -> Option<usize> {
+fn service_rules(services: &BTreeMap<String, usize>, path: &str) -> Option<usize> {
     if services.is_empty() {
         return None;
     }

@@ -37,6 +37,8 @@ mod frames;
 #[doc(hidden)]
 pub mod fuzz;
 mod handle;
+mod head;
+mod headers;
 mod health;
 mod hook;
 mod mechanisms;
@@ -54,6 +56,8 @@ mod service;
 mod service_config;
 mod services;
 mod socket;
+#[cfg(feature = "testkit")]
+mod stages;
 mod status;
 mod traffic;
 mod weights;
@@ -62,6 +66,8 @@ mod worker;
 #[cfg(any(test, feature = "testkit"))]
 #[doc(hidden)]
 pub use self::mechanisms::Mechanism;
+#[cfg(feature = "testkit")]
+pub use self::stages::stages;
 pub use self::{
     binding::Binding,
     builder::ConsulServiceBuilder,

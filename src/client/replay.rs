@@ -10,7 +10,6 @@
 //! polled, so even a client stream moves to another connection whole.
 
 use std::{
-    collections::VecDeque,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -22,12 +21,12 @@ use http_body_util::StreamBody;
 use parking_lot::Mutex;
 use tonic::{Status, body::Body};
 
-use super::frames::Frames;
+use super::frames::{Frames, Kept};
 
 /// A request's body between attempts.
 pub(crate) enum ReplayBody {
     /// All of it, in memory: nearly always a single frame.
-    Whole(VecDeque<Bytes>),
+    Whole(Kept),
     /// What was ready, and the rest; gone once an attempt has polled it.
     Leased(Arc<Mutex<Option<Frames>>>),
 }
@@ -35,7 +34,7 @@ pub(crate) enum ReplayBody {
 impl ReplayBody {
     /// Takes what is ready, without waiting, up to `limit` bytes.
     pub(crate) fn capture(mut body: Body, limit: usize, cx: &mut Context<'_>) -> Self {
-        let mut ready = VecDeque::new();
+        let mut ready = Kept::default();
         let mut size = 0;
         loop {
             if body.is_end_stream() {
@@ -46,7 +45,7 @@ impl ReplayBody {
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => {
                         size += data.len();
-                        ready.push_back(data);
+                        ready.push(data);
                         if size > limit {
                             break;
                         }

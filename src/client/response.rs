@@ -22,8 +22,8 @@ use super::{
     balance::Chosen,
     call::CallContext,
     details,
-    endpoint::Endpoint,
     error::{CallError, CallErrorKind},
+    headers::{GRPC_STATUS, find},
     outcome,
 };
 
@@ -48,7 +48,7 @@ pub(crate) struct WatchedBody {
 
 /// What a response that goes on holds on to.
 struct Live {
-    context: Arc<CallContext>,
+    context: CallContext,
     endpoint: Chosen,
 }
 
@@ -64,11 +64,17 @@ struct Wait {
     since: Instant,
 }
 
+impl Live {
+    fn is_drained(&self) -> bool {
+        self.context.drains() && self.endpoint.link().drained().is_cancelled()
+    }
+}
+
 impl WatchedBody {
     pub(crate) fn new(
         inner: Body,
         has_status: bool,
-        context: Arc<CallContext>,
+        context: CallContext,
         endpoint: Chosen,
         attempts: u32,
         deadline: Option<Instant>,
@@ -86,13 +92,13 @@ impl WatchedBody {
     }
 
     /// The response ends with these.
-    fn trailers(&mut self, trailers: &HeaderMap) {
+    fn trailers(&mut self, trailers: &HeaderMap, now: Instant) {
         let Some(Live { context, endpoint }) = self.end() else { return };
-        let code = trailers.get(Status::GRPC_STATUS).map_or(Code::Ok, |v| Code::from_bytes(v.as_bytes()));
+        let code = find(trailers, &GRPC_STATUS).map_or(Code::Ok, |v| Code::from_bytes(v.as_bytes()));
         if outcome::counts_against(code) {
             endpoint.link().failed(context.failures_to_eject());
         } else {
-            endpoint.link().succeeded();
+            endpoint.link().succeeded(now);
         }
         if code != Code::Ok
             && let Some(status) = Status::from_header_map(trailers)
@@ -116,27 +122,17 @@ impl WatchedBody {
         Poll::Ready(Some(Err(error)))
     }
 
-    fn is_drained(&self) -> bool {
-        self.live
-            .as_ref()
-            .is_some_and(|live| live.context.drains() && live.endpoint.link().drained().is_cancelled())
-    }
-
-    fn is_late(&self) -> bool {
-        self.deadline.is_some_and(|at| at <= Instant::now())
-    }
-
     /// What ends a wait other than the body itself.
-    fn poll_bounds(&mut self, endpoint: &Arc<Endpoint>, cx: &mut Context<'_>) -> Poll<CallErrorKind> {
+    fn poll_bounds(&mut self, cx: &mut Context<'_>) -> Poll<CallErrorKind> {
+        let Some(Live { context, endpoint }) = &self.live else { return Poll::Pending };
         let deadline = self.deadline;
         let wake = |now: Instant| deadline.map_or(now + PATIENCE, |at| at.min(now + PATIENCE));
-        let drains = self.live.as_ref().is_some_and(|live| live.context.drains());
         let wait = self.wait.get_or_insert_with(|| {
             let since = Instant::now();
             let drained = || Box::pin(endpoint.link().drained().clone().cancelled_owned());
             Wait {
                 abandoned: Box::pin(endpoint.link().abandoned().clone().cancelled_owned()),
-                drained: drains.then(drained),
+                drained: context.drains().then(drained),
                 timer: Box::pin(sleep_until(wake(since))),
                 since,
             }
@@ -172,46 +168,47 @@ impl HttpBody for WatchedBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
-        let Some(live) = &self.live else { return Poll::Ready(None) };
-        let endpoint = Arc::clone(&live.endpoint);
+        let this = &mut *self;
+        let Some(live) = &this.live else { return Poll::Ready(None) };
+        let now = Instant::now();
         // Also where the next frame is there: a slow reader has a deadline too.
-        if self.is_late() {
-            return self.fail(CallErrorKind::DeadlineExceeded, None);
+        if this.deadline.is_some_and(|at| at <= now) {
+            return this.fail(CallErrorKind::DeadlineExceeded, None);
         }
-        if self.is_drained() {
-            return self.fail(CallErrorKind::Drained, None);
+        if live.is_drained() {
+            return this.fail(CallErrorKind::Drained, None);
         }
-        match Pin::new(&mut self.inner).poll_frame(cx) {
+        match Pin::new(&mut this.inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(mut frame))) => {
                 if let Some(trailers) = frame.trailers_mut() {
                     details::drop_malformed(trailers);
-                    if !self.has_status && !tell(trailers) {
-                        return self.fail(CallErrorKind::ResponseCut, Some(Arc::new(NoEnd)));
+                    if !this.has_status && !tell(trailers) {
+                        return this.fail(CallErrorKind::ResponseCut, Some(Arc::new(NoEnd)));
                     }
-                    self.trailers(trailers);
+                    this.trailers(trailers, now);
                 } else {
-                    endpoint.link().heard_now();
+                    live.endpoint.link().heard(now);
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
             Poll::Ready(Some(Err(status))) => {
                 // Part of the response may have reached the caller: reported, never resent.
                 if let Some(cause) = outcome::judge(&status).lost {
-                    endpoint.link().lose(cause);
+                    live.endpoint.link().lose(cause);
                 }
-                self.fail(CallErrorKind::ResponseCut, Some(Arc::new(status)))
+                this.fail(CallErrorKind::ResponseCut, Some(Arc::new(status)))
             }
-            Poll::Ready(None) if !self.has_status => {
+            Poll::Ready(None) if !this.has_status => {
                 // hyper takes a stream that was reset with NO_ERROR or CANCEL for one that ended well.
-                self.fail(CallErrorKind::ResponseCut, Some(Arc::new(NoEnd)))
+                this.fail(CallErrorKind::ResponseCut, Some(Arc::new(NoEnd)))
             }
             Poll::Ready(None) => {
-                self.end();
+                this.end();
                 Poll::Ready(None)
             }
             Poll::Pending => {
-                let kind = ready!(self.poll_bounds(&endpoint, cx));
-                self.fail(kind, None)
+                let kind = ready!(this.poll_bounds(cx));
+                this.fail(kind, None)
             }
         }
     }

@@ -5,7 +5,6 @@ use std::{
     time::Duration,
 };
 
-use http::request;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status};
 
@@ -40,10 +39,13 @@ pub(crate) struct CallContext {
 }
 
 impl CallContext {
-    pub(super) fn new(shared: Arc<CallShared>, head: &request::Parts, under_way: UnderWay) -> Self {
-        let uri = head.uri.clone();
+    pub(super) fn new(
+        shared: Arc<CallShared>,
+        uri: http::Uri,
+        wishes: Option<CallOptions>,
+        under_way: UnderWay,
+    ) -> Self {
         let method = shared.methods.get(uri.path());
-        let wishes = head.extensions.get::<CallOptions>().cloned();
         Self { shared, uri, method, wishes, _under_way: under_way }
     }
 
@@ -186,21 +188,22 @@ impl CallContext {
     pub(super) fn judge_answer(&self, answer: &Answer, endpoint: &Endpoint) -> Option<Status> {
         // Without a status yet the response has begun, and ends in its trailers.
         // grpc-java counts it as a success too: it is committed.
-        let Some(status) = answer.status() else {
-            endpoint.link().heard_now();
+        let now = Instant::now();
+        let Some(code) = answer.code() else {
+            endpoint.link().heard(now);
             self.shared.retry.budget.succeeded();
             return None;
         };
-        if outcome::counts_against(status.code()) {
+        if outcome::counts_against(code) {
             endpoint.link().failed(self.failures_to_eject());
         } else {
-            endpoint.link().succeeded();
+            endpoint.link().succeeded(now);
         }
-        if status.code() == Code::Ok {
+        if code == Code::Ok {
             self.shared.retry.budget.succeeded();
             return None;
         }
-        Some(status)
+        Some(answer.status().unwrap_or_else(|| Status::new(code, "")))
     }
 
     /// Judges an attempt that got no (whole) answer: what it means for the call,

@@ -1,14 +1,13 @@
 //! Several attempts at once, each on a connection of its own: the first answer
 //! wins, and dropping the others cancels them (gRFC A6, "Hedging Policy").
 
-use std::{pin::Pin, sync::Arc};
+use std::pin::Pin;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use http::Response;
 use tokio::time::{Instant, sleep_until};
-use tonic::{Status, body::Body};
+use tonic::Status;
 
-use super::{CallContext, Outgoing, hand_over};
+use super::{Answered, CallContext, Outgoing};
 use crate::client::{
     answer::Answer,
     attempt::{Bounds, Ended, attempt},
@@ -20,11 +19,11 @@ use crate::client::{
 };
 
 pub(super) async fn run(
-    context: &Arc<CallContext>,
+    context: &CallContext,
     rules: &HedgeRules,
-    request: &mut Outgoing,
+    request: Outgoing<'_>,
     body: &ReplayBody,
-) -> Result<Response<Body>, CallError> {
+) -> Result<Answered, CallError> {
     let deadline = request.deadline;
     let mut patience = context.patience();
     let mut hedges = Hedges::new(context, rules, request, body);
@@ -95,9 +94,9 @@ type Running = FuturesUnordered<Pin<Box<dyn Future<Output = Ran> + Send>>>;
 
 /// The attempts of one call.
 struct Hedges<'a> {
-    context: &'a Arc<CallContext>,
+    context: &'a CallContext,
     rules: &'a HedgeRules,
-    request: &'a mut Outgoing,
+    request: Outgoing<'a>,
     body: &'a ReplayBody,
     tries: Tries,
     running: Running,
@@ -113,9 +112,9 @@ struct Hedges<'a> {
 
 impl<'a> Hedges<'a> {
     fn new(
-        context: &'a Arc<CallContext>,
+        context: &'a CallContext,
         rules: &'a HedgeRules,
-        request: &'a mut Outgoing,
+        request: Outgoing<'a>,
         body: &'a ReplayBody,
     ) -> Self {
         Self {
@@ -202,7 +201,7 @@ impl<'a> Hedges<'a> {
     }
 
     /// Takes an attempt's end in; the call's result, where that is it.
-    fn settle(&mut self, ran: Ran) -> Option<Result<Response<Body>, CallError>> {
+    fn settle(&mut self, ran: Ran) -> Option<Result<Answered, CallError>> {
         let Ran { endpoint, attempt, ended } = ran;
         self.out.retain(|serial| *serial != endpoint.serial());
         let context = self.context;
@@ -269,25 +268,24 @@ impl<'a> Hedges<'a> {
         }
     }
 
-    fn win(&mut self, answer: Answer, endpoint: Chosen) -> Response<Body> {
+    fn win(&mut self, answer: Answer, endpoint: Chosen) -> Answered {
         if let Some(earlier) = self.last.take() {
             earlier.tell(self.context, true);
         }
-        hand_over(answer, self.context.clone(), endpoint, self.tries.made, &self.request.deadline)
+        Answered { answer, endpoint, attempts: self.tries.made }
     }
 
     /// The call ends with what its last attempt came to.
-    fn end(mut self) -> Result<Response<Body>, CallError> {
+    fn end(mut self) -> Result<Answered, CallError> {
         self.end_now()
     }
 
-    fn end_now(&mut self) -> Result<Response<Body>, CallError> {
+    fn end_now(&mut self) -> Result<Answered, CallError> {
         let ending = self.last.take().expect("an attempt is owed until one has been made");
         ending.tell(self.context, false);
         match ending {
             Ending::Answer { answer, endpoint, .. } => {
-                let (context, deadline) = (self.context.clone(), &self.request.deadline);
-                Ok(hand_over(answer, context, endpoint, self.tries.made, deadline))
+                Ok(Answered { answer, endpoint, attempts: self.tries.made })
             }
             Ending::Error(error) => Err(error.after(&self.tries)),
         }

@@ -16,9 +16,10 @@ use std::{
     future::{Future, poll_fn},
     sync::{Arc, atomic::AtomicBool},
     task::Poll,
+    time::Duration,
 };
 
-use http::{HeaderName, HeaderValue, Request, Response, request};
+use http::{Extensions, HeaderName, HeaderValue, Request, Response};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -31,9 +32,10 @@ use super::{
     answer::{self, Answer},
     balance::{Chosen, Picker},
     binding::Binding,
-    choice::Reach,
+    choice::{CallOptions, Reach},
     deadline::Deadline,
     error::CallError,
+    head::Head,
     hook::CallFailure,
     methods::Methods,
     options::ServiceOptions,
@@ -96,66 +98,95 @@ impl CallShared {
 pub(crate) type CallFuture =
     std::pin::Pin<Box<dyn Future<Output = Result<Response<Body>, CallError>> + Send>>;
 
-/// Runs one call. Dropping the future cancels it, here and on the server.
-pub(crate) async fn run(
+/// A call that is to be run: its request, taken apart.
+///
+/// Made before the call's future is, and lent to it: what an `async fn` is given
+/// for good lies in its future twice, and one of 4 KiB is slowly made and moved.
+pub(crate) struct Call {
     shared: Arc<CallShared>,
-    request: Request<Body>,
-) -> Result<Response<Body>, CallError> {
-    let (context, mut request, body) = begin(shared, request)?;
-    let limit = context.shared().options.replay_limit;
-    let mut body = Some(body);
-    let mut body = poll_fn(|cx| {
-        let body = body.take().expect("polled once: it is ready at once");
-        Poll::Ready(ReplayBody::capture(body, limit, cx))
-    })
-    .await;
-    match context.hedging() {
-        // Boxed, for what is seldom needed must not make every call's future larger.
-        Some(rules) if body.is_whole() => Box::pin(hedge::run(&context, rules, &mut request, &body)).await,
-        // By reference: what is moved into a future is kept twice.
-        _ => serial::run(&context, &mut request, &mut body).await,
-    }
+    head: Head,
+    body: Option<Body>,
+    /// The request's, for the response's to be made of.
+    extensions: Extensions,
+    since: Instant,
+    deadline: Deadline,
 }
 
-/// What is known of the call at once. Not in the future itself, which would keep
-/// a place for each step of it.
-fn begin(
-    shared: Arc<CallShared>,
-    request: Request<Body>,
-) -> Result<(Arc<CallContext>, Outgoing, Body), CallError> {
-    let (head, body) = request.into_parts();
-    let under_way = shared.admission.begin().map_err(|kind| {
-        let error = CallError::new(kind, None, 0);
-        shared.failed(head.uri.path(), None, 0, error.status(), false);
-        error
-    })?;
-    let context = Arc::new(CallContext::new(shared, &head, under_way));
-    context.shared().retry.budget.begun();
-    let (now, timeout) = (Instant::now(), context.rules().timeout);
-    let deadline = Deadline::of(&head.headers, context.shared().options.default_timeout, now);
-    // What the options say of the deadline the caller has not told the server.
-    let request = Outgoing { head, deadline: deadline.within(timeout, now), late: timeout.is_some() };
-    Ok((context, request, body))
+/// How a call came to its response.
+struct Answered {
+    answer: Answer,
+    endpoint: Chosen,
+    attempts: u32,
 }
 
 /// A request without its body, from which each attempt's is made.
-struct Outgoing {
-    head: request::Parts,
+struct Outgoing<'a> {
+    head: &'a mut Head,
     deadline: Deadline,
     /// Some of the time has passed, or the header does not tell it.
     late: bool,
 }
 
-impl Outgoing {
+/// Runs one call, once. Dropping the future cancels it, here and on the server.
+pub(crate) async fn run(call: &mut Call) -> Result<Response<Body>, CallError> {
+    let context = call.begin()?;
+    let limit = context.shared().options.replay_limit;
+    let mut body = poll_fn(|cx| {
+        let body = call.body.take().expect("polled once: it is ready at once");
+        Poll::Ready(ReplayBody::capture(body, limit, cx))
+    })
+    .await;
+    let request = call.outgoing(context.rules().timeout);
+    let deadline = request.deadline;
+    let answered = match context.hedging() {
+        // Boxed, for what is seldom needed must not make every call's future larger.
+        Some(rules) if body.is_whole() => Box::pin(hedge::run(&context, rules, request, &body)).await?,
+        // By reference: what is moved into a future is kept twice.
+        _ => serial::run(&context, request, &mut body).await?,
+    };
+    let until = deadline.of_body(context.has_unary_response());
+    Ok(answered.hand_over(context, until, std::mem::take(&mut call.extensions)))
+}
+
+// === impl Call ===
+
+impl Call {
+    pub(crate) fn new(shared: Arc<CallShared>, request: Request<Body>) -> Self {
+        let (mut head, body) = request.into_parts();
+        let since = Instant::now();
+        let deadline = Deadline::of(&head.headers, shared.options.default_timeout, since);
+        let extensions = std::mem::take(&mut head.extensions);
+        Self { shared, head: Head::new(head), body: Some(body), extensions, since, deadline }
+    }
+
+    /// What is known of the call at once. Not in the future itself, which would keep
+    /// a place for each step of it.
+    fn begin(&self) -> Result<CallContext, CallError> {
+        let (shared, uri) = (&self.shared, self.head.uri());
+        let under_way = shared.admission.begin().map_err(|kind| {
+            let error = CallError::new(kind, None, 0);
+            shared.failed(uri.path(), None, 0, error.status(), false);
+            error
+        })?;
+        shared.retry.budget.begun();
+        let wishes = self.extensions.get::<CallOptions>().cloned();
+        Ok(CallContext::new(shared.clone(), uri.clone(), wishes, under_way))
+    }
+
+    /// `timeout` is what the options say of the deadline; the caller has not told
+    /// the server of it.
+    fn outgoing(&mut self, timeout: Option<Duration>) -> Outgoing<'_> {
+        let deadline = self.deadline.within(timeout, self.since);
+        Outgoing { head: &mut self.head, deadline, late: timeout.is_some() }
+    }
+}
+
+// === impl Outgoing ===
+
+impl Outgoing<'_> {
     /// The next attempt's request; `tries` counts it.
-    fn attempt(&self, body: Body, tries: &Tries) -> Request<Body> {
-        let head = &self.head;
-        let mut request = Request::new(body);
-        *request.method_mut() = head.method.clone();
-        *request.uri_mut() = head.uri.clone();
-        *request.version_mut() = head.version;
-        *request.headers_mut() = head.headers.clone();
-        *request.extensions_mut() = head.extensions.clone();
+    fn attempt(&mut self, body: Body, tries: &Tries) -> Request<Body> {
+        let mut request = self.head.request(body);
         if self.late || tries.made > 1 {
             self.deadline.lower(request.headers_mut(), Instant::now());
         }
@@ -166,23 +197,28 @@ impl Outgoing {
     }
 }
 
-fn hand_over(
-    answer: Answer,
-    context: Arc<CallContext>,
-    endpoint: Chosen,
-    attempts: u32,
-    deadline: &Deadline,
-) -> Response<Body> {
-    let served = Served { instance: endpoint.instance().clone(), attempts };
-    let mut response = match answer {
-        Answer::Whole(response) => response.map(Body::new),
-        Answer::Begun(response) => {
-            let has_status = answer::tell(response.headers());
-            let until = deadline.of_body(context.has_unary_response());
-            response
-                .map(|body| Body::new(WatchedBody::new(body, has_status, context, endpoint, attempts, until)))
+// === impl Answered ===
+
+impl Answered {
+    /// The caller's response. Its extensions are put into `map`, which nobody needs
+    /// any more: two allocations less.
+    fn hand_over(self, context: CallContext, until: Option<Instant>, mut map: Extensions) -> Response<Body> {
+        let Self { answer, endpoint, attempts } = self;
+        let served = Served { instance: endpoint.instance().clone(), attempts };
+        let mut response = match answer {
+            Answer::Whole(response) => response.map(Body::new),
+            Answer::Begun(response) => {
+                let has_status = answer::tell(response.headers());
+                response.map(|body| {
+                    Body::new(WatchedBody::new(body, has_status, context, endpoint, attempts, until))
+                })
+            }
+        };
+        if response.extensions().is_empty() {
+            map.clear();
+            *response.extensions_mut() = map;
         }
-    };
-    response.extensions_mut().insert(served);
-    response
+        response.extensions_mut().insert(served);
+        response
+    }
 }

@@ -1,12 +1,10 @@
 //! One attempt after another.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use http::Response;
 use tokio::time::{Instant, sleep_until};
-use tonic::body::Body;
 
-use super::{CallContext, Outgoing, hand_over};
+use super::{Answered, CallContext, Outgoing};
 use crate::client::{
     answer::Answer,
     attempt::{Bounds, Ended, attempt},
@@ -18,10 +16,10 @@ use crate::client::{
 };
 
 pub(super) async fn run(
-    context: &Arc<CallContext>,
-    request: &mut Outgoing,
+    context: &CallContext,
+    mut request: Outgoing<'_>,
     body: &mut ReplayBody,
-) -> Result<Response<Body>, CallError> {
+) -> Result<Answered, CallError> {
     let mut tries = Tries::default();
     // For all waits of the call together, and not for what it waits for answers.
     let mut patience = context.patience();
@@ -37,7 +35,6 @@ pub(super) async fn run(
             return Err(context.give_up(error));
         }
         tries.made += 1;
-        tries.on.push(endpoint.serial());
         request.late |= patience < patience_at_first;
         let attempt_body = body.attempt().expect("a body that is gone is not resent");
         let bounds = Bounds {
@@ -51,7 +48,7 @@ pub(super) async fn run(
         let wait = match ended {
             Ended::Answered(answer) => match judge(context, &answer, &endpoint, body, &mut tries) {
                 Some(wait) => wait,
-                None => return Ok(hand_over(answer, context.clone(), endpoint, tries.made, &deadline)),
+                None => return Ok(Answered { answer, endpoint, attempts: tries.made }),
             },
             unanswered => {
                 let (setback, error) = judge_none(context, unanswered, &endpoint, &tries);
@@ -61,6 +58,8 @@ pub(super) async fn run(
                 wait
             }
         };
+        // Only now: nearly all calls are spared the list.
+        tries.on.push(endpoint.serial());
         drop(endpoint);
         // A deadline that ends the wait is found by the next attempt.
         if !wait.is_zero() {
