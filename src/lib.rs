@@ -5,7 +5,10 @@ pub mod consul;
 #[cfg(feature = "demo")]
 pub mod demo;
 mod instance;
+mod role;
+pub mod server;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 
 pub use instance::{Instance, InstanceId, Snapshot};
+pub use role::{FencingToken, Primary, Role};

@@ -10,11 +10,27 @@ use std::{
 /// A module, and the parts of this crate that it may name.
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("instance.rs", &["client"]), // in a doc link
+    ("role.rs", &["instance"]),
     ("consul", &["consul", "instance", "Instance", "InstanceId", "Snapshot"]),
     ("client", &["client", "consul", "instance", "Instance", "InstanceId", "Snapshot"]),
+    ("server", &["server", "consul", "instance", "role", "InstanceId", "FencingToken", "Primary", "Role"]),
     // It speaks the wire protocol, so that it cannot share a misreading.
     ("testkit", &["testkit"]),
-    ("demo", &["demo", "client", "consul", "testkit", "Instance", "InstanceId"]),
+    (
+        "demo",
+        &[
+            "demo",
+            "client",
+            "server",
+            "consul",
+            "testkit",
+            "Instance",
+            "InstanceId",
+            "FencingToken",
+            "Primary",
+            "Role",
+        ],
+    ),
 ];
 
 /// Crates that only these modules may name.

@@ -1,0 +1,13 @@
+//! The server half: two instances of one service, one of them primary at a time.
+//!
+//! A lease in a [`store`] says who. Its holder renews it, stops by its own clock before
+//! anyone else can have taken it over, and writes only in transactions that fail once
+//! another holds it. So a crash costs the lease's length, and never a write.
+//!
+//! ```text
+//!  LeaseStore (Consul, files) <--> Lease --watch<Role>--> FenceLayer, FencedState
+//!                                    ^                    Registration, application
+//!                                  Probe (through the serving listener)
+//! ```
+
+pub mod store;
