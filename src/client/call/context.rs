@@ -14,7 +14,7 @@ use crate::{
     client::{
         admission::UnderWay,
         answer::Answer,
-        attempt::Failure,
+        attempt::{Ended, Failure},
         balance::Chosen,
         choice::{Aim, CallOptions, Unreached},
         deadline::{Deadline, FOR_EVER},
@@ -206,9 +206,29 @@ impl CallContext {
         Some(answer.status().unwrap_or_else(|| Status::new(code, "")))
     }
 
-    /// Judges an attempt that got no (whole) answer: what it means for the call,
-    /// and the error for the caller. Only the deadline means nothing: it ends it.
-    pub(super) fn judge_failure(
+    /// Judges an attempt that got no (whole) answer: what it means for the call and for
+    /// the instance, and the error for the caller. Only the deadline means nothing for the
+    /// call: it ends it.
+    pub(super) fn judge_unanswered(
+        &self,
+        ended: Ended,
+        endpoint: &Endpoint,
+        attempt: u32,
+        tries: &Tries,
+    ) -> (Option<Setback>, CallError) {
+        let error = |kind| self.error(kind, endpoint, attempt);
+        match ended {
+            Ended::Failed(failure) => self.judge_failure(failure, endpoint, attempt, tries),
+            Ended::Abandoned => (Some(Setback::Lost), error(CallErrorKind::Unresponsive)),
+            Ended::TimedOut => {
+                endpoint.link().timed_out(self.failures_to_eject());
+                (Some(Setback::Lost), error(CallErrorKind::AttemptTimedOut))
+            }
+            Ended::DeadlinePassed | Ended::Answered(_) => (None, error(CallErrorKind::DeadlineExceeded)),
+        }
+    }
+
+    fn judge_failure(
         &self,
         failure: Failure,
         endpoint: &Endpoint,

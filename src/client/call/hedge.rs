@@ -205,7 +205,6 @@ impl<'a> Hedges<'a> {
         let Ran { endpoint, attempt, ended } = ran;
         self.out.retain(|serial| *serial != endpoint.serial());
         let context = self.context;
-        let lost = |kind| (Some(Setback::Lost), Ending::Error(context.error(kind, &endpoint, attempt)));
         let (setback, ending) = match ended {
             Ended::Answered(answer) => match context.judge_answer(&answer, &endpoint) {
                 None => return Some(Ok(self.win(answer, endpoint))),
@@ -214,14 +213,9 @@ impl<'a> Hedges<'a> {
                     (Some(setback), Ending::Answer { answer, status, endpoint, attempt })
                 }
             },
-            Ended::Failed(failure) => {
-                let (setback, error) = context.judge_failure(failure, &endpoint, attempt, &self.tries);
+            unanswered => {
+                let (setback, error) = context.judge_unanswered(unanswered, &endpoint, attempt, &self.tries);
                 (setback, Ending::Error(error))
-            }
-            Ended::Abandoned => lost(CallErrorKind::Unresponsive),
-            Ended::TimedOut => lost(CallErrorKind::AttemptTimedOut),
-            Ended::DeadlinePassed => {
-                (None, Ending::Error(context.error(CallErrorKind::DeadlineExceeded, &endpoint, attempt)))
             }
         };
         let goes_on = setback.is_some_and(|setback| self.goes_on(setback));

@@ -51,7 +51,7 @@ pub(super) async fn run(
                 None => return Ok(Answered { answer, endpoint, attempts: tries.made }),
             },
             unanswered => {
-                let (setback, error) = judge_none(context, unanswered, &endpoint, &tries);
+                let (setback, error) = context.judge_unanswered(unanswered, &endpoint, tries.made, &tries);
                 let wait = setback.and_then(|setback| again(context, setback, body, &mut tries));
                 context.failed_by(&error, wait.is_some());
                 let Some(wait) = wait else { return Err(error) };
@@ -82,26 +82,6 @@ fn judge(
     let wait = again(context, setback, body, tries);
     context.failed(Some(endpoint.instance()), tries.made, &status, wait.is_some());
     wait
-}
-
-/// Judges an attempt without an answer: what it means for the call, where that
-/// does not end with it, and the error for the caller.
-fn judge_none(
-    context: &CallContext,
-    ended: Ended,
-    endpoint: &Endpoint,
-    tries: &Tries,
-) -> (Option<Setback>, CallError) {
-    let error = |kind| context.error(kind, endpoint, tries.made);
-    match ended {
-        Ended::Failed(failure) => context.judge_failure(failure, endpoint, tries.made, tries),
-        Ended::Abandoned => (Some(Setback::Lost), error(CallErrorKind::Unresponsive)),
-        Ended::TimedOut => {
-            endpoint.link().timed_out(context.failures_to_eject());
-            (Some(Setback::Lost), error(CallErrorKind::AttemptTimedOut))
-        }
-        Ended::DeadlinePassed | Ended::Answered(_) => (None, error(CallErrorKind::DeadlineExceeded)),
-    }
 }
 
 /// The wait before the next attempt, if there is to be one.
