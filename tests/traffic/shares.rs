@@ -201,8 +201,8 @@ async fn a_new_weight_is_heeded_without_a_new_connection() {
     let stage = Stage::ready(steady().policy(Policy::RoundRobin), backends.iter().map(at).collect()).await;
     let [a, b, c] = &backends;
     stage.list.set("counter", [weighted(a, 8), at(b), at(c)]);
-    let generation = stage.client.binding().generation();
-    until(&stage.client, "it is published", |c| c.binding().generation() > generation).await;
+    let weights = |c: &Client| c.binding().instances().map(|it| it.weight).sum::<u32>();
+    until(&stage.client, "it is published", |c| weights(c) == 10).await;
     let shares = shares(&stage.client, 500).await;
     for (name, due) in named([400, 50, 50]) {
         assert!(shares[&name].abs_diff(due) <= 10, "{shares:?}");
