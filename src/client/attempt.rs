@@ -28,12 +28,9 @@ use super::{
     answer::{Answer, Intake, as_grpc},
     details,
     endpoint::Endpoint,
+    latecomers::{self, Latecomers, Place},
     outcome::{self, Proof, Verdict},
 };
-
-/// After so long a wait a call starts to listen for its instance being given
-/// up. Nearly all calls are over by then and are spared the registration.
-const LISTEN_AFTER: Duration = Duration::from_millis(50);
 
 /// The longest time between two suspicions of one long call.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(5);
@@ -78,6 +75,8 @@ impl Failure {
 /// How long an attempt waits, and for what.
 #[derive(Clone, Copy)]
 pub(crate) struct Bounds {
+    /// When the attempt began, or somewhat before.
+    pub(crate) began: Instant,
     /// So long without a word from the instance makes it suspect.
     pub(crate) suspect_after: Duration,
     /// The attempt's own end; no later than the call's.
@@ -96,20 +95,19 @@ pub(crate) fn attempt<'a>(
     request: Request<Body>,
     whole: Option<usize>,
     given_up: &'a CancellationToken,
+    latecomers: &'a Latecomers,
     bounds: Bounds,
 ) -> Attempt<'a> {
     let exchange = Exchange::Waits { channel: endpoint.lend(), request: Some(request) };
-    Attempt { wait: Wait { endpoint, given_up, bounds, asked: None, timer: None }, exchange, whole }
+    let wait = Wait { endpoint, given_up, bounds, latecomers, state: Waits::Not };
+    Attempt { exchange, whole, wait }
 }
 
-pin_project! {
-    /// See [`attempt`].
-    pub(crate) struct Attempt<'a> {
-        exchange: Exchange,
-        whole: Option<usize>,
-        #[pin]
-        wait: Wait<'a>,
-    }
+/// See [`attempt`].
+pub(crate) struct Attempt<'a> {
+    exchange: Exchange,
+    whole: Option<usize>,
+    wait: Wait<'a>,
 }
 
 /// The request on its way, and its answer.
@@ -122,25 +120,35 @@ enum Exchange {
     Begun(Intake),
 }
 
-pin_project! {
-    /// The wait for it.
-    struct Wait<'a> {
-        endpoint: &'a Arc<Endpoint>,
-        given_up: &'a CancellationToken,
-        bounds: Bounds,
-        // Made when it has been waited for a while.
-        asked: Option<Asked<'a>>,
-        #[pin]
-        timer: Option<Sleep>,
-    }
+/// The wait for it.
+struct Wait<'a> {
+    endpoint: &'a Arc<Endpoint>,
+    given_up: &'a CancellationToken,
+    bounds: Bounds,
+    latecomers: &'a Latecomers,
+    state: Waits<'a>,
 }
 
-/// A wait that has become long.
-struct Asked<'a> {
-    given_up: Pin<Box<WaitForCancellationFuture<'a>>>,
-    patience: Duration,
-    /// Since when it has been listened for a word of the instance.
-    window: Instant,
+enum Waits<'a> {
+    /// It has not had to yet.
+    Not,
+    /// Not for long yet.
+    Among(Place<'a>),
+    /// By itself. Nearly all calls are over before, and are spared this.
+    Long(Pin<Box<Long<'a>>>),
+}
+
+pin_project! {
+    /// A wait that has become long.
+    struct Long<'a> {
+        #[pin]
+        given_up: WaitForCancellationFuture<'a>,
+        #[pin]
+        timer: Sleep,
+        patience: Duration,
+        // Since when it has been listened for a word of the instance.
+        window: Instant,
+    }
 }
 
 // === impl Attempt ===
@@ -149,8 +157,8 @@ impl Future for Attempt<'_> {
     type Output = Ended;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
-        let this = self.project();
-        if let Poll::Ready(result) = this.exchange.poll(this.wait.endpoint, *this.whole, cx) {
+        let this = self.get_mut();
+        if let Poll::Ready(result) = this.exchange.poll(this.wait.endpoint, this.whole, cx) {
             return Poll::Ready(match result {
                 Ok(answer) => Ended::Answered(answer),
                 Err(failure) => Ended::Failed(failure),
@@ -197,44 +205,67 @@ impl Exchange {
 
 // === impl Wait ===
 
-impl Wait<'_> {
+impl<'a> Wait<'a> {
     /// What ends the wait other than an answer.
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
+        if let Waits::Not = self.state {
+            self.state = match self.is_far().then(|| self.latecomers.enter(cx)).flatten() {
+                Some(place) => Waits::Among(place),
+                None => self.long(self.bounds.began),
+            };
+        }
+        if let Waits::Among(place) = &mut self.state {
+            if !place.is_late(cx) {
+                return Poll::Pending;
+            }
+            self.state = self.long(Instant::now() - latecomers::AT_LEAST);
+        }
+        let Waits::Long(long) = &mut self.state else { return Poll::Pending };
+        long.as_mut().poll(self.endpoint, self.bounds, cx)
+    }
+
+    /// Whether there is nothing to be done before the answer is late.
+    fn is_far(&self) -> bool {
+        let Bounds { began, suspect_after, limit, .. } = self.bounds;
+        // Twice: what wakes the late ones may be late itself.
+        suspect_after >= latecomers::LATE && limit >= began + 2 * latecomers::LATE
+    }
+
+    /// `window` as in [`Long`].
+    fn long(&self, window: Instant) -> Waits<'a> {
+        let Bounds { suspect_after, limit, .. } = self.bounds;
+        Waits::Long(Box::pin(Long {
+            given_up: self.given_up.cancelled(),
+            timer: sleep_until(limit.min(window + suspect_after)),
+            patience: suspect_after,
+            window,
+        }))
+    }
+}
+
+impl Long<'_> {
+    fn poll(self: Pin<&mut Self>, endpoint: &Arc<Endpoint>, bounds: Bounds, cx: &mut Context<'_>) -> Poll<Ended> {
         let mut this = self.project();
-        let Bounds { suspect_after, limit, deadline } = *this.bounds;
-        if this.timer.is_none() {
-            let soon = Instant::now() + LISTEN_AFTER.min(suspect_after);
-            this.timer.set(Some(sleep_until(soon.min(limit))));
+        if this.given_up.poll(cx).is_ready() {
+            return Poll::Ready(Ended::Abandoned);
         }
         loop {
-            if let Some(asked) = &mut *this.asked
-                && asked.given_up.as_mut().poll(cx).is_ready()
-            {
-                return Poll::Ready(Ended::Abandoned);
-            }
-            let Some(mut timer) = this.timer.as_mut().as_pin_mut() else { return Poll::Pending };
-            ready!(timer.as_mut().poll(cx));
+            ready!(this.timer.as_mut().poll(cx));
             let now = Instant::now();
-            if now >= deadline {
+            if now >= bounds.deadline {
                 return Poll::Ready(Ended::DeadlinePassed);
             }
-            if now >= limit {
+            if now >= bounds.limit {
                 return Poll::Ready(Ended::TimedOut);
             }
-            let link = this.endpoint.link();
-            let asked = this.asked.get_or_insert_with(|| Asked {
-                given_up: Box::pin(this.given_up.cancelled()),
-                patience: suspect_after,
-                window: timer.deadline() - LISTEN_AFTER.min(suspect_after),
-            });
-            if now >= asked.window + asked.patience {
-                if !link.heard_since(asked.window) {
-                    this.endpoint.suspect();
-                    asked.patience = (asked.patience * 2).min(LONGEST_PATIENCE);
+            if now >= *this.window + *this.patience {
+                if !endpoint.link().heard_since(*this.window) {
+                    endpoint.suspect();
+                    *this.patience = (*this.patience * 2).min(LONGEST_PATIENCE);
                 }
-                asked.window = now;
+                *this.window = now;
             }
-            timer.reset(limit.min(asked.window + asked.patience));
+            this.timer.as_mut().reset(bounds.limit.min(*this.window + *this.patience));
         }
     }
 }

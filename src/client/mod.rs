@@ -41,6 +41,7 @@ mod head;
 mod headers;
 mod health;
 mod hook;
+mod latecomers;
 mod mechanisms;
 mod methods;
 mod options;

@@ -20,6 +20,7 @@ use crate::{
         deadline::{Deadline, FOR_EVER},
         endpoint::Endpoint,
         error::{CallError, CallErrorKind},
+        latecomers::Latecomers,
         methods::Method,
         outcome::{self, Proof},
         policy::{HedgeRules, Rules},
@@ -51,6 +52,10 @@ impl CallContext {
 
     pub(super) fn shared(&self) -> &CallShared {
         &self.shared
+    }
+
+    pub(super) fn latecomers(&self) -> &Latecomers {
+        &self.shared.latecomers
     }
 
     /// The rules it goes by.

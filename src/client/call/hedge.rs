@@ -182,15 +182,16 @@ impl<'a> Hedges<'a> {
         self.out.push(endpoint.serial());
         let body = self.body.attempt().expect("only a body that is kept whole comes here");
         // The first may have waited for its connection.
-        self.request.late |= is_first;
+        self.request.waited |= is_first;
         let request = self.request.attempt(body, &self.tries);
         let deadline = self.request.deadline.at();
         let suspect_after = self.context.shared().options.suspect_after;
-        let bounds = Bounds { suspect_after, limit: deadline, deadline };
+        let bounds = Bounds { began: now, suspect_after, limit: deadline, deadline };
         let (attempt_number, whole) = (self.tries.made, self.context.whole());
+        let latecomers = self.context.shared().latecomers.clone();
         self.running.push(Box::pin(async move {
             let given_up = endpoint.link().left();
-            let ended = attempt(&endpoint, request, whole, given_up, bounds).await;
+            let ended = attempt(&endpoint, request, whole, given_up, &latecomers, bounds).await;
             Ran { endpoint, attempt: attempt_number, ended }
         }));
     }

@@ -37,6 +37,7 @@ use super::{
     error::CallError,
     head::Head,
     hook::CallFailure,
+    latecomers::Latecomers,
     methods::Methods,
     options::ServiceOptions,
     replay::ReplayBody,
@@ -74,6 +75,7 @@ pub(crate) struct CallShared {
     pub(crate) reports: mpsc::UnboundedSender<Report>,
     /// The worker has been told that a caller starves, and has not answered yet.
     pub(crate) starving: Arc<AtomicBool>,
+    pub(crate) latecomers: Arc<Latecomers>,
 }
 
 impl CallShared {
@@ -122,9 +124,13 @@ struct Answered {
 /// A request without its body, from which each attempt's is made.
 struct Outgoing<'a> {
     head: &'a mut Head,
+    /// When the call began.
+    since: Instant,
     deadline: Deadline,
-    /// Some of the time has passed, or the header does not tell it.
-    late: bool,
+    /// The header does not tell the deadline.
+    untold: bool,
+    /// The first attempt did not begin with the call.
+    waited: bool,
 }
 
 /// Runs one call, once. Dropping the future cancels it, here and on the server.
@@ -177,7 +183,8 @@ impl Call {
     /// the server of it.
     fn outgoing(&mut self, timeout: Option<Duration>) -> Outgoing<'_> {
         let deadline = self.deadline.within(timeout, self.since);
-        Outgoing { head: &mut self.head, deadline, late: timeout.is_some() }
+        let untold = timeout.is_some();
+        Outgoing { head: &mut self.head, since: self.since, deadline, untold, waited: false }
     }
 }
 
@@ -187,13 +194,18 @@ impl Outgoing<'_> {
     /// The next attempt's request; `tries` counts it.
     fn attempt(&mut self, body: Body, tries: &Tries) -> Request<Body> {
         let mut request = self.head.request(body);
-        if self.late || tries.made > 1 {
+        if self.untold || self.waited || tries.made > 1 {
             self.deadline.lower(request.headers_mut(), Instant::now());
         }
         if tries.counted > 0 {
             request.headers_mut().insert(PREVIOUS_ATTEMPTS, HeaderValue::from(tries.counted));
         }
         request
+    }
+
+    /// When the attempt that `tries` counted last begins: the clock is read only if need be.
+    fn began(&self, tries: &Tries) -> Instant {
+        if self.waited || tries.made > 1 { Instant::now() } else { self.since }
     }
 }
 

@@ -35,16 +35,17 @@ pub(super) async fn run(
             return Err(context.give_up(error));
         }
         tries.made += 1;
-        request.late |= patience < patience_at_first;
+        request.waited |= patience < patience_at_first;
         let attempt_body = body.attempt().expect("a body that is gone is not resent");
         let bounds = Bounds {
+            began: request.began(&tries),
             suspect_after: context.shared().options.suspect_after,
             limit: limit(context, body, &tries).map_or(deadline.at(), |limit| limit.min(deadline.at())),
             deadline: deadline.at(),
         };
         let given_up = if safe { endpoint.link().left() } else { endpoint.link().abandoned() };
         let sent = request.attempt(attempt_body, &tries);
-        let ended = attempt(&endpoint, sent, context.whole(), given_up, bounds).await;
+        let ended = attempt(&endpoint, sent, context.whole(), given_up, context.latecomers(), bounds).await;
         let wait = match ended {
             Ended::Answered(answer) => match judge(context, &answer, &endpoint, body, &mut tries) {
                 Some(wait) => wait,

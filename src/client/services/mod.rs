@@ -33,6 +33,7 @@ use super::{
     event::{self, FailoverEvent},
     fleet::{Ejection, Settings},
     handle::GrpcClient,
+    latecomers::Latecomers,
     mechanisms::FleetWithout,
     methods::Methods,
     options::ServiceOptions,
@@ -205,6 +206,7 @@ impl Services {
         let events = event::channel();
         let (reach_tx, reach) = watch::channel(Vec::new());
         let starving = Arc::new(AtomicBool::new(false));
+        let latecomers = Latecomers::new(&parts.runtime);
         let shared = Arc::new(CallShared {
             options: options.clone(),
             methods: slot.methods.clone(),
@@ -216,6 +218,7 @@ impl Services {
             status,
             reports: reporter.clone(),
             starving: starving.clone(),
+            latecomers: latecomers.clone(),
         });
         let weak_events = events.downgrade();
         // A child: shutting all down ends every service.
@@ -238,8 +241,10 @@ impl Services {
             reach: reach_tx,
             starving,
         };
+        let ticker = closed.clone().run_until_cancelled_owned(latecomers.run());
         let worker = async move { Worker::new(ends).run(closed).await };
         self.inner.tasks.spawn_on(worker.instrument(span), &parts.runtime);
+        self.inner.tasks.spawn_on(ticker, &parts.runtime);
         let lifetime = Arc::new(Lifetime { _guard: guard, _fallback: parts.fallback.clone() });
         Running { shared, events: weak_events, lifetime }
     }
