@@ -1,6 +1,6 @@
 //! The words that discovery, the client and the server half share.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Arc};
 
 /// Where an instance listens: its identity for everything that this crate
 /// keeps about it (connections, ejection, status).
@@ -25,6 +25,23 @@ impl InstanceId {
     /// authority of a URI.
     pub fn authority(&self) -> &str {
         &self.0
+    }
+
+    /// The host, without brackets.
+    pub fn host(&self) -> &str {
+        let host = self.0.rsplit_once(':').map_or(&*self.0, |(host, _)| host);
+        host.strip_prefix('[').and_then(|it| it.strip_suffix(']')).unwrap_or(host)
+    }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.0.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_default()
+    }
+}
+
+impl From<SocketAddr> for InstanceId {
+    fn from(address: SocketAddr) -> Self {
+        Self::new(&address.ip().to_string(), address.port())
     }
 }
 
@@ -140,6 +157,16 @@ mod tests {
         fn an_ordinary_name_is_shown_as_it_is(name in "[a-zA-Z0-9é_. -]{0,100}") {
             prop_assert_eq!(Shown(&name).to_string(), name);
         }
+    }
+
+    #[test]
+    fn an_id_gives_host_and_port_back() {
+        for host in ["10.0.0.7", "::1", "fe80::1%eth0", "web1", ""] {
+            let id = InstanceId::new(host, 4000);
+            assert_eq!((id.host(), id.port()), (host, 4000), "{id}");
+        }
+        let address: SocketAddr = "[::1]:80".parse().unwrap();
+        assert_eq!(InstanceId::from(address), InstanceId::new("::1", 80));
     }
 
     #[test]

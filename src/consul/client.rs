@@ -297,6 +297,11 @@ impl ConsulClient {
     }
 
     async fn put(&self, path: String, body: Vec<u8>) -> Result<(), RegistryError> {
+        self.ask_first(|query| Call::put(path, query, body)).await.map(drop)
+    }
+
+    /// One request to the first agent, about what is its own.
+    pub(super) async fn ask_first(&self, call: impl FnOnce(String) -> Call) -> Result<Answer, RegistryError> {
         // The serializer cannot be moved between threads, so it ends before the call.
         let query = {
             let mut query = form_urlencoded::Serializer::new(String::new());
@@ -305,7 +310,7 @@ impl ConsulClient {
             }
             query.finish()
         };
-        self.call_within(0, Call::put(path, query, body), None, self.inner.request_timeout).await.map(drop)
+        self.call_within(0, call(query), None, self.inner.request_timeout).await
     }
 
     pub(super) async fn call_within(
@@ -375,7 +380,7 @@ impl fmt::Debug for ConsulClient {
     }
 }
 
-fn checked(id: &str) -> Result<&str, RegistryError> {
+pub(super) fn checked(id: &str) -> Result<&str, RegistryError> {
     match name::check(id) {
         Ok(()) => Ok(id),
         Err(error) => Err(RegistryError::Unsendable { reason: error.to_string() }),

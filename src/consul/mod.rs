@@ -24,6 +24,7 @@
 //! ```
 
 mod access;
+mod agent_service;
 mod agents;
 mod answer;
 mod client;
@@ -48,6 +49,7 @@ mod transport;
 
 pub(crate) use access::AccessProbe;
 pub use access::Denied;
+pub use agent_service::AgentService;
 pub use answer::{HealthAnswer, SkipReason, SkippedEntry};
 pub use client::ConsulClient;
 pub use config::{ConfigError, ConsulConfig};

@@ -10,4 +10,9 @@
 //!                                  Probe (through the serving listener)
 //! ```
 
+mod registration;
 pub mod store;
+
+pub use registration::{
+    NotDrained, Registration, RegistrationBuilder, RegistrationError, RegistrationHealth, RegistrationStatus,
+};

@@ -8,6 +8,7 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tower::util::rng::{HasherRng, Rng};
 
 use crate::{
     instance::InstanceId,
@@ -239,6 +240,12 @@ impl Nonce {
     /// As it was written.
     pub fn new(text: &str) -> Self {
         Self(text.into())
+    }
+
+    /// One that no other process has: 128 bits of the system's randomness.
+    pub fn random() -> Self {
+        let mut random = HasherRng::new();
+        Self(format!("{:016x}{:016x}", random.next_u64(), HasherRng::new().next_u64()).into())
     }
 
     /// Its text.
