@@ -56,6 +56,7 @@ cases! {
         shape::instances_with_one_address_are_both_listed_by_id,
         shape::names_and_ids_may_hold_odd_characters,
         shape::the_agents_own_lists_differ_from_the_catalogs,
+        shape::the_agent_tells_of_one_service_what_it_has_registered,
         shape::the_catalog_lists_services_with_their_tags,
         shape::an_agent_tells_about_itself,
         shape::weights_left_out_are_one_or_nothing,

@@ -13,7 +13,7 @@ use super::{
     story,
     text::chain,
 };
-use crate::consul::{ConsulClient, ConsulConfig};
+use crate::consul::ConsulConfig;
 
 /// Why a subcommand failed, in one printable chain.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -77,7 +77,8 @@ pub fn main() -> ExitCode {
         // These tell the same in their own words.
         Command::Story(_) => "off",
         Command::Client(_) => "warn,tonic_failover::client=off",
-        Command::Agent(_) | Command::Backend(_) => "warn",
+        Command::Backend(_) => "warn,tonic_failover::server=off",
+        Command::Agent(_) => "warn",
     });
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -106,7 +107,7 @@ async fn run_backend(options: backend::Options, mut signals: Signals, screen: Sc
     let listener = TcpListener::bind(options.listen)
         .await
         .map_err(|error| format!("cannot listen on {} (--listen): {error}", options.listen))?;
-    let consul = ConsulClient::new(ConsulConfig::from_env()?)?;
+    let consul = ConsulConfig::from_env()?;
     let ends_with_stdin = options.ends_with_stdin;
     let shutdown = async move {
         tokio::select! {

@@ -166,6 +166,42 @@ pub(crate) async fn the_agents_own_lists_differ_from_the_catalogs(world: World) 
     assert_eq!(world.get("/v1/agent/checks").await.json(), checks);
 }
 
+pub(crate) async fn the_agent_tells_of_one_service_what_it_has_registered(world: World) {
+    let it = Registration::new("a", "a/1", "127.0.0.1", 1).tag("x").tag("").meta("rack", "b").weight(3);
+    world.register(it).await;
+    world.register(Registration::new("b", "b-1", "", 0)).await;
+    let wanted = [
+        json!({
+            "ID": "a/1", "Service": "a", "Tags": ["x", ""], "Meta": { "rack": "b" }, "Port": 1,
+            "Address": "127.0.0.1",
+            "TaggedAddresses": {
+                "lan_ipv4": { "Address": "127.0.0.1", "Port": 1 },
+                "wan_ipv4": { "Address": "127.0.0.1", "Port": 1 },
+            },
+            "Weights": { "Passing": 3, "Warning": 1 }, "EnableTagOverride": false,
+        }),
+        json!({
+            "ID": "b-1", "Service": "b", "Tags": [], "Meta": {}, "Port": 0, "Address": "",
+            "Weights": { "Passing": 1, "Warning": 1 }, "EnableTagOverride": false,
+        }),
+    ];
+    let mut hashes = Vec::new();
+    for wanted in wanted {
+        let answer = world.get(&format!("/v1/agent/service/{}", wanted["ID"].as_str().unwrap())).await;
+        let mut it = answer.json();
+        let hash = it.as_object_mut().unwrap().remove("ContentHash").unwrap();
+        assert_eq!(it, wanted);
+        assert_eq!(answer.header("x-consul-contenthash"), hash.as_str());
+        assert_eq!(answer.index(), None, "the agent answers for itself");
+        hashes.push(hash);
+    }
+    assert_ne!(hashes[0], hashes[1]);
+    for unknown in ["nobody", "consul", ""] {
+        let answer = world.dc1.get(&format!("/v1/agent/service/{unknown}")).await.unwrap();
+        assert_eq!((answer.status.as_u16(), answer.text()), (404, format!("unknown service ID: {unknown}")));
+    }
+}
+
 pub(crate) async fn the_catalog_lists_services_with_their_tags(world: World) {
     world.register(Registration::new("a", "a-1", "", 0).tag("x").tag("y")).await;
     world.register(Registration::new("a", "a-2", "", 0).tag("y").tag("z")).await;

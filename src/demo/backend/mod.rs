@@ -1,7 +1,7 @@
 //! `demo backend`: one instance of the `Counter` service.
 //!
 //! ```text
-//! SIGTERM -> out of Consul -> health says NOT_SERVING -> streams end, GOAWAY
+//! SIGTERM -> out of Consul -> callers move -> health says NOT_SERVING -> streams end, GOAWAY
 //!         -> calls in flight are finished -> exit 0
 //! ```
 
@@ -19,17 +19,14 @@ use std::{
     time::Duration,
 };
 
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
-use tonic::{
-    server::NamedService,
-    transport::{Server, server::TcpIncoming},
-};
+use tokio::{net::TcpListener, time::timeout};
+use tokio_util::task::AbortOnDropHandle;
+use tonic::transport::{Server, server::TcpIncoming};
 
 use self::{
     counter::Counter,
     journal::Journal,
-    registration::{Entry, Registration},
+    registration::Log,
     service::{Identity, Service},
 };
 use super::{
@@ -37,14 +34,16 @@ use super::{
     screen::{Screen, Tone},
     text,
 };
-use crate::consul::ConsulClient;
+use crate::{
+    consul::{ConsulClient, ConsulConfig},
+    server::RegistrationError,
+};
 
 pub(crate) use self::journal::{ANSWERED, RECEIVED};
 pub use self::options::{CheckKind, Options};
 
-/// How long calls in flight may take to end at shutdown. Our choice: longer than
-/// the demo's deadline of 2 s, shorter than the 10 s after which Docker kills.
-const DRAIN: Duration = Duration::from_secs(5);
+/// How long the log's last line about Consul is waited for. It is there already.
+const LAST_LINE: Duration = Duration::from_millis(100);
 
 /// Why a backend did not serve, or stopped serving.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +60,9 @@ pub enum BackendError {
     /// The listener does not tell its address.
     #[error("the listener does not tell its address")]
     Listener(#[source] io::Error),
+    /// The instance cannot be registered as it is to be.
+    #[error("the instance cannot be registered")]
+    Registration(#[from] RegistrationError),
     /// The server ended by itself.
     #[error("the server ended without having been told to")]
     Ended(#[source] Option<tonic::transport::Error>),
@@ -80,7 +82,7 @@ pub enum BackendError {
 pub async fn serve(
     listener: TcpListener,
     options: Options,
-    consul: ConsulClient,
+    consul: ConsulConfig,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), BackendError> {
     serve_on(listener, options, consul, Screen::none(), shutdown).await
@@ -89,7 +91,7 @@ pub async fn serve(
 pub(crate) async fn serve_on(
     listener: TcpListener,
     options: Options,
-    consul: ConsulClient,
+    consul: ConsulConfig,
     screen: Screen,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), BackendError> {
@@ -100,58 +102,50 @@ pub(crate) async fn serve_on(
         }
         None => Journal::default(),
     };
-    let name = options.name.unwrap_or_else(|| address::default_name(&options.service, listening.port()));
-    say(&screen, Tone::Title, &name, &format!("listens on {listening}"));
+    let name = match &options.name {
+        Some(name) => name.clone(),
+        None => address::default_name(&options.service, listening.port()),
+    };
+    let log = Log { screen, name: name.clone() };
+    log.say(Tone::Title, &format!("listens on {listening}"));
 
-    let stop = CancellationToken::new();
+    let client = ConsulClient::new(consul.clone()).map_err(RegistrationError::from)?;
+    tokio::pin!(shutdown);
+    let address = tokio::select! {
+        address = registration::address(&options, listening, &client, &log) => address,
+        () = &mut shutdown => return Ok(()),
+    };
+    let registration = registration::start(&options, &name, consul, address)?;
     let datacenter = Arc::new(OnceLock::new());
+    let learn = registration::learn(datacenter.clone(), client.clone());
+    let _learn = AbortOnDropHandle::new(tokio::spawn(learn));
+    let lines = log.clone().follow(registration.subscribe(), client);
+    let lines = AbortOnDropHandle::new(tokio::spawn(lines));
     let service = Service {
-        identity: Identity { instance: name.as_str().into(), datacenter: datacenter.clone() },
+        identity: Identity { instance: name.into(), datacenter },
         counter: Arc::new(Counter::new()),
         journal: journal.clone(),
         work: options.work,
-        stop: stop.clone(),
+        stop: registration.stopping(),
     };
-    let (mut health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<CounterServer<Service>>().await;
+    let told = async {
+        shutdown.await;
+        log.say(Tone::Title, "stopping");
+    };
     let server = Server::builder()
-        .add_service(health_service)
+        .add_service(registration.health_service())
         .add_service(CounterServer::new(service))
         .serve_with_incoming_shutdown(
             TcpIncoming::from(listener).with_nodelay(Some(true)),
-            stop.clone().cancelled_owned(),
+            registration.left(told),
         );
-    let entry = Entry {
-        name: name.clone(),
-        service: options.service,
-        advertise: options.advertise,
-        listening,
-        check: options.check,
-    };
-    let registration = Registration::start(consul, entry, datacenter, screen.clone());
-
-    tokio::pin!(server);
-    tokio::select! {
-        ended = &mut server => return Err(BackendError::Ended(ended.err())),
-        () = shutdown => {}
-    }
-    say(&screen, Tone::Title, &name, "stopping");
-    let leave = async {
-        registration.end().await;
-        // A watcher of the health service gets this and then its stream's end.
-        health.set_not_serving::<CounterServer<Service>>().await;
-        for watched in ["", CounterServer::<Service>::NAME] {
-            health.clear_service_status(watched).await;
-        }
-        stop.cancel();
-        tokio::time::sleep(DRAIN).await;
-    };
-    tokio::select! {
-        _ = &mut server => say(&screen, Tone::Title, &name, "stopped; every call in flight was answered"),
-        () = leave => {
-            let drained = text::duration(DRAIN);
-            say(&screen, Tone::Notice, &name, &format!("stopped; some calls had not ended after {drained}"));
-        }
+    let drained = registration.drained(server).await;
+    // The last one says how the registration ended.
+    let _ = timeout(LAST_LINE, lines).await;
+    match drained {
+        Ok(ended) if !registration.stopping().is_cancelled() => return Err(BackendError::Ended(ended.err())),
+        Ok(_) => log.say(Tone::Title, "stopped; every call in flight was answered"),
+        Err(late) => log.say(Tone::Notice, &format!("stopped; {late}")),
     }
     journal.close().await;
     Ok(())

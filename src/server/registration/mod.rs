@@ -150,9 +150,9 @@ impl Registration {
     ///
     /// # Cancel safety
     /// As of [`leave`](Self::leave).
-    pub fn left<S>(&self, signal: S) -> impl Future<Output = ()> + Send + use<S>
+    pub fn left<S>(&self, signal: S) -> impl Future<Output = ()> + use<S>
     where
-        S: Future<Output = ()> + Send,
+        S: Future<Output = ()>,
     {
         let this = self.clone();
         async move {

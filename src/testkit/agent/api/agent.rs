@@ -1,10 +1,14 @@
 //! `/v1/agent`: <https://developer.hashicorp.com/consul/api-docs/agent>
 
-use std::sync::Arc;
+use std::{
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
+    sync::Arc,
+};
 
 use axum::{
     Json,
     extract::{Path, State},
+    response::{IntoResponse, Response},
 };
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -36,6 +40,19 @@ pub(crate) async fn about(State(node): State<Arc<Node>>) -> Json<Value> {
 
 pub(crate) async fn services(State(node): State<Arc<Node>>) -> Json<Value> {
     Json(node.catalog.lock().agent_services())
+}
+
+pub(crate) async fn service(State(node): State<Arc<Node>>, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let found = node.catalog.lock().agent_service(&id);
+    let mut it = found.ok_or_else(|| Refusal::not_found(format!("unknown service ID: {id}")))?;
+    // A real one hashes otherwise; all that counts is that it changes when the service does.
+    let hash = format!("{:016x}", BuildHasherDefault::<DefaultHasher>::new().hash_one(it.to_string()));
+    it["ContentHash"] = json!(hash);
+    Ok(([("x-consul-contenthash", hash)], Json(it)).into_response())
+}
+
+pub(crate) async fn no_service() -> Refusal {
+    Refusal::not_found("unknown service ID: ")
 }
 
 pub(crate) async fn checks(State(node): State<Arc<Node>>) -> Json<Value> {

@@ -27,6 +27,8 @@ pub(crate) fn router(node: Arc<Node>) -> Router {
         .route("/v1/agent/self", get(agent::about))
         .route("/v1/agent/services", get(agent::services))
         .route("/v1/agent/checks", get(agent::checks))
+        .route("/v1/agent/service/", get(agent::no_service))
+        .route("/v1/agent/service/{*id}", get(agent::service))
         .route("/v1/agent/service/register", put(agent::register))
         .route("/v1/agent/service/deregister/{*id}", put(agent::deregister))
         .route("/v1/agent/service/maintenance/", put(agent::unnamed))

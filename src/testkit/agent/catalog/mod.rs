@@ -247,6 +247,11 @@ impl Catalog {
         json!(own.map(|(id, service)| (id, service.in_agent(id))).collect::<BTreeMap<_, _>>())
     }
 
+    /// `/v1/agent/service/:id`, without its hash.
+    pub(crate) fn agent_service(&self, id: &str) -> Option<Value> {
+        self.services.get(id).filter(|it| !it.internal).map(|it| it.in_agent(id))
+    }
+
     /// `/v1/agent/checks`.
     pub(crate) fn agent_checks(&self) -> Value {
         let all = self.services.iter().flat_map(|(id, service)| {
