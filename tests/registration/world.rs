@@ -80,7 +80,8 @@ impl World {
     }
 
     pub(crate) async fn until_passing(&self, ids: &[&str]) {
-        until(&format!("passing are {ids:?}"), async || self.registry().passing("s").await.unwrap() == ids).await;
+        until(&format!("passing are {ids:?}"), async || self.registry().passing("s").await.unwrap() == ids)
+            .await;
     }
 
     /// The one entry of the service `s`, as it was registered.

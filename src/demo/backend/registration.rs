@@ -46,7 +46,10 @@ pub(super) async fn address(
             Err(error) if !told => {
                 told = true;
                 let cause = chain(&error);
-                log.say(Tone::Notice, &format!("no address to advertise, trying on (--advertise gives one): {cause}"));
+                log.say(
+                    Tone::Notice,
+                    &format!("no address to advertise, trying on (--advertise gives one): {cause}"),
+                );
             }
             Err(_) => {}
         }
@@ -61,8 +64,8 @@ pub(super) fn start(
     consul: ConsulConfig,
     address: InstanceId,
 ) -> Result<Registration, RegistrationError> {
-    let it = Registration::builder(consul, &options.service, name, address)
-        .serves(CounterServer::<Service>::NAME);
+    let it =
+        Registration::builder(consul, &options.service, name, address).serves(CounterServer::<Service>::NAME);
     match options.check {
         CheckKind::Ttl => it,
         CheckKind::Tcp => it.tcp_check(INTERVAL),

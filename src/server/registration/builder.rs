@@ -197,9 +197,21 @@ impl RegistrationBuilder {
             nonce: Nonce::random(),
         };
         let (alive, role, rng) = (self.alive, self.role, HasherRng::new());
-        let keeper = Keeper { consul, entry, alive, role, status: sender, rng, asked: false, established: false, failures: 0 };
-        let keeper = apart::spawn("registration", keeper.run(stop.clone())).map_err(RegistrationError::Thread)?;
-        let health = RegistrationHealth { names: self.names.into(), serving: serves, stopping: stopping.clone() };
+        let keeper = Keeper {
+            consul,
+            entry,
+            alive,
+            role,
+            status: sender,
+            rng,
+            asked: false,
+            established: false,
+            failures: 0,
+        };
+        let keeper =
+            apart::spawn("registration", keeper.run(stop.clone())).map_err(RegistrationError::Thread)?;
+        let health =
+            RegistrationHealth { names: self.names.into(), serving: serves, stopping: stopping.clone() };
         let (before, settle, drain) = (Mutex::new(self.before), self.settle, self.drain);
         let leaving = Leaving { before, stop, settle, drain, serving, stopping };
         let inner = Inner { id: self.id, status, health, leaving, _keeper: keeper };
@@ -220,7 +232,8 @@ impl RegistrationBuilder {
         for tag in &self.tags {
             let of_role = self.role.is_some() && [PRIMARY, STANDBY].contains(&tag.as_str());
             if tag.is_empty() || of_role {
-                let problem = if of_role { "with follow(..) the role gives it" } else { "a tag is not empty" };
+                let problem =
+                    if of_role { "with follow(..) the role gives it" } else { "a tag is not empty" };
                 return Err(refused("tag", tag, problem));
             }
         }
@@ -280,4 +293,62 @@ impl RegistrationBuilder {
 
 fn refused(setting: &'static str, value: &str, problem: impl Into<String>) -> RegistrationError {
     RegistrationError::Setting { setting, value: value.to_owned(), problem: problem.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn builder(service: &str, id: &str, address: InstanceId) -> RegistrationBuilder {
+        Registration::builder(ConsulConfig::new("127.0.0.1:1").unwrap(), service, id, address)
+    }
+
+    fn good() -> RegistrationBuilder {
+        builder("counter", "a", InstanceId::new("10.0.0.7", 4000))
+    }
+
+    #[test]
+    fn a_bad_setting_is_named_with_its_value_and_what_would_be_right() {
+        let at = InstanceId::new;
+        let ms = Duration::from_millis;
+        let role = || watch::channel(Role::Unknown).1;
+        let many = (0..62).fold(good(), |it, n| it.meta(n.to_string(), ""));
+        for (bad, words) in [
+            (builder("", "a", at("h", 1)), &["service cannot be \"\"", "letters"][..]),
+            (builder("s", "a//b", at("h", 1)), &["id cannot be \"a//b\"", "letters"]),
+            (builder("s", "a", at("0.0.0.0", 1)), &["address cannot be \"0.0.0.0:1\"", "reach"]),
+            (builder("s", "a", at("::", 1)), &["address cannot be \"[::]:1\"", "reach"]),
+            (builder("s", "a", at("", 1)), &["address cannot be \":1\"", "reach"]),
+            (builder("s", "a", at("h", 0)), &["address cannot be \"h:0\"", "bind first"]),
+            (good().heartbeat(ms(99)), &["heartbeat cannot be \"99ms\"", "between 100ms and"]),
+            (good().heartbeat(Duration::MAX), &["heartbeat", "86400s"]),
+            (good().tcp_check(ms(999)), &["tcp_check cannot be \"999ms\"", "between 1s and"]),
+            (good().grpc_check(ms(0)), &["grpc_check cannot be \"0ns\"", "between 1s and"]),
+            (good().deregister_critical_after(ms(59_999)), &["deregister_critical_after", "None is never"]),
+            (good().weights(0, 1), &["weights cannot be \"0\"", "at least 1"]),
+            (good().tag(""), &["tag cannot be \"\"", "not empty"]),
+            (good().tag("primary").follow(role()), &["tag cannot be \"primary\"", "follow"]),
+            (good().meta("nonce", "x"), &["meta cannot be \"nonce\"", "own"]),
+            (good().meta("a b", "x"), &["meta cannot be \"a b\"", "letters"]),
+            (good().meta("consul-x", "x"), &["meta cannot be \"consul-x\"", "Consul's own"]),
+            (good().meta("x", "x".repeat(513)), &["meta cannot be \"x\"", "512 bytes"]),
+            (many, &["meta cannot be \"62\"", "61 pairs"]),
+        ] {
+            let error = bad.start().unwrap_err().to_string();
+            assert!(words.iter().all(|it| error.contains(it)), "{error}");
+        }
+    }
+
+    #[test]
+    fn it_starts_without_a_runtime_and_without_consul() {
+        let it = good().tag("primary").deregister_critical_after(None).start().unwrap();
+        assert_eq!(it.id(), "a");
+        assert!(!it.status().has_ended());
+    }
+
+    #[test]
+    fn an_id_can_be_made_of_service_host_and_port() {
+        let id = Registration::default_id("my counter", &InstanceId::new("::1", 4000));
+        assert_eq!(id, "my-counter---1-4000");
+    }
 }

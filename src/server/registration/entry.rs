@@ -136,3 +136,89 @@ impl Entry {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::role::FencingToken;
+
+    fn entry(sign: Sign) -> Entry {
+        Entry {
+            service: "counter".to_owned(),
+            id: "a".to_owned(),
+            address: InstanceId::new("::1", 4000),
+            tags: vec!["v2".to_owned()],
+            meta: [("rack".to_owned(), "b".to_owned())].into(),
+            weights: None,
+            sign,
+            deregister_critical_after: Some(Duration::from_secs(90)),
+            nonce: Nonce::new("n1"),
+        }
+    }
+
+    /// What an agent would answer.
+    fn registered(entry: &Entry, wanted: &Wanted) -> AgentService {
+        let definition = serde_json::to_value(entry.definition(wanted).unwrap()).unwrap();
+        let mut found = definition.clone();
+        found["Service"] = definition["Name"].clone();
+        serde_json::from_value(found).unwrap()
+    }
+
+    #[test]
+    fn what_was_registered_is_known_again_and_what_has_changed_is_not() {
+        let now = Instant::now();
+        let entry = entry(Sign::Heartbeat(Duration::from_secs(1)));
+        let standby = Role::Standby { primary: None };
+        let wanted = entry.wanted(Some(&standby), now);
+        let found = registered(&entry, &wanted);
+        assert_eq!(entry.compare(None, &wanted), Found::Nothing);
+        assert_eq!(entry.compare(Some(found.clone()), &wanted), Found::AsWanted);
+        let other_role = entry.wanted(Some(&Role::Unknown), now);
+        assert_eq!(entry.compare(Some(found.clone()), &other_role), Found::Outdated);
+        let moved = AgentService { port: 4001, ..found.clone() };
+        assert_eq!(entry.compare(Some(moved), &wanted), Found::Outdated);
+        for nonce in [None, Some("n2")] {
+            let mut other = found.clone();
+            other.meta.remove(NONCE);
+            other.meta.extend(nonce.map(|it| (NONCE.to_owned(), it.to_owned())));
+            assert_eq!(entry.compare(Some(other.clone()), &wanted), Found::Another(other));
+        }
+    }
+
+    #[test]
+    fn a_role_is_shown_for_as_long_as_it_holds() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let entry = entry(Sign::Heartbeat(second));
+        let primary = Role::Primary { token: FencingToken::new(3), until: now + second };
+        let shown = |role: Option<&Role>, now| {
+            let wanted = entry.wanted(role, now);
+            (wanted.tags.join(" "), wanted.meta.get(ROLE).cloned(), wanted.meta.get(TOKEN).cloned())
+        };
+        let role = |role: &str| Some(role.to_owned());
+        assert_eq!(shown(None, now), ("v2".to_owned(), None, None));
+        assert_eq!(shown(Some(&primary), now), ("v2 primary".to_owned(), role("primary"), role("3")));
+        assert_eq!(shown(Some(&primary), now + second), ("v2".to_owned(), role("unknown"), None));
+        let standby = Role::Standby { primary: None };
+        assert_eq!(shown(Some(&standby), now), ("v2 standby".to_owned(), role("standby"), None));
+    }
+
+    #[test]
+    fn the_agent_is_told_how_to_find_out_and_when_to_give_up() {
+        let second = Duration::from_secs(1);
+        for (sign, check) in [
+            (Sign::Heartbeat(second), json!({ "TTL": "1000ms" })),
+            (Sign::Tcp(second), json!({ "TCP": "[::1]:4000", "Interval": "1000ms", "Timeout": "1000ms" })),
+            (Sign::Grpc(second), json!({ "GRPC": "[::1]:4000", "Interval": "1000ms", "Timeout": "1000ms" })),
+        ] {
+            let entry = entry(sign);
+            let definition = entry.definition(&entry.wanted(None, Instant::now())).unwrap();
+            let mut told = serde_json::to_value(definition).unwrap()["Check"].take();
+            let told = told.as_object_mut().unwrap();
+            assert_eq!(told.remove("CheckID").unwrap(), "service:a");
+            assert_eq!(told.remove("DeregisterCriticalServiceAfter").unwrap(), "90000ms");
+            assert_eq!(json!(told), check);
+        }
+    }
+}

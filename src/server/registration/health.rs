@@ -48,7 +48,10 @@ impl Health for RegistrationHealth {
     /// SERVING at once, NOT_SERVING when it leaves, and then the stream's end. Of a service that
     /// is not here it says SERVICE_UNKNOWN
     /// (<https://github.com/grpc/grpc/blob/master/doc/health-checking.md>).
-    async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
         if self.knows(&request.get_ref().service) {
             let mut serving = self.serving.clone();
             serving.mark_changed();

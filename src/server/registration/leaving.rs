@@ -86,4 +86,3 @@ async fn is_out(status: &mut watch::Receiver<RegistrationStatus>) -> bool {
     let ended = timeout(FAREWELL * 2, status.wait_for(RegistrationStatus::has_ended)).await;
     matches!(ended, Ok(Ok(status)) if matches!(*status, RegistrationStatus::Left { instead: None }))
 }
-

@@ -26,6 +26,7 @@
 //! # Which agent
 //! Registering is with the local agent, the first of the configuration: it runs the
 //! check, and its own death takes the instance out of the catalog. Others in the configuration are not asked.
+//! Where ACLs are on, the token needs `service:write` for the service's name, and nothing else.
 //!
 //! ```no_run
 //! use tonic_failover::{InstanceId, consul::ConsulConfig, server::Registration};
@@ -61,10 +62,7 @@ use self::{apart::Apart, leaving::Leaving};
 use crate::{consul::ConsulConfig, instance::InstanceId};
 
 pub use self::{
-    builder::RegistrationBuilder,
-    error::RegistrationError,
-    health::RegistrationHealth,
-    leaving::NotDrained,
+    builder::RegistrationBuilder, error::RegistrationError, health::RegistrationHealth, leaving::NotDrained,
     status::RegistrationStatus,
 };
 
@@ -195,7 +193,10 @@ impl Registration {
 impl fmt::Debug for Registration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let status = &*self.inner.status.borrow();
-        f.debug_struct("Registration").field("id", &self.inner.id).field("status", status).finish_non_exhaustive()
+        f.debug_struct("Registration")
+            .field("id", &self.inner.id)
+            .field("status", status)
+            .finish_non_exhaustive()
     }
 }
 

@@ -42,7 +42,10 @@ pub(crate) async fn services(State(node): State<Arc<Node>>) -> Json<Value> {
     Json(node.catalog.lock().agent_services())
 }
 
-pub(crate) async fn service(State(node): State<Arc<Node>>, Path(id): Path<String>) -> Result<Response, Refusal> {
+pub(crate) async fn service(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<String>,
+) -> Result<Response, Refusal> {
     let found = node.catalog.lock().agent_service(&id);
     let mut it = found.ok_or_else(|| Refusal::not_found(format!("unknown service ID: {id}")))?;
     // A real one hashes otherwise; all that counts is that it changes when the service does.
