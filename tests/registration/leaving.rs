@@ -40,16 +40,16 @@ struct Slow(Registration);
 #[tonic::async_trait]
 impl Counter for Slow {
     async fn get(&self, _: Request<GetRequest>) -> Result<Response<CounterReply>, Status> {
-        Ok(Response::default())
+        Ok(Response::new(CounterReply::default()))
     }
 
     async fn increment(&self, request: Request<IncrementRequest>) -> Result<Response<CounterReply>, Status> {
         tokio::time::sleep(Duration::from_millis(request.get_ref().by)).await;
-        Ok(Response::default())
+        Ok(Response::new(CounterReply::default()))
     }
 
     async fn add(&self, _: Request<AddRequest>) -> Result<Response<CounterReply>, Status> {
-        Ok(Response::default())
+        Ok(Response::new(CounterReply::default()))
     }
 
     type WatchStream = Stream;
@@ -121,7 +121,8 @@ pub(crate) async fn it_leaves_in_order(world: World) {
     let (note, registry) = (Arc::clone(&steps), world.registry().clone());
     let mut it = Serving::start(&world, |builder| {
         builder.settle(SETTLE).before_leaving(async move {
-            note.lock().push(registry.passing("s").await.unwrap());
+            let listed = registry.passing("s").await.unwrap();
+            note.lock().push(listed);
         })
     })
     .await;
