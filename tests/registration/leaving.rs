@@ -30,7 +30,7 @@ use super::world::{World, until, until_registered};
 use crate::common::SOON;
 
 /// Long enough that a test sees what is done in it.
-const SETTLE: Duration = Duration::from_secs(2);
+const SETTLE: Duration = Duration::from_secs(3);
 
 type Stream = tokio_stream::wrappers::ReceiverStream<Result<CounterReply, Status>>;
 

@@ -41,7 +41,6 @@ async fn sigterm_under_calls_fails_none_of_them() {
     let tally = callers.stop().await;
     println!("{} calls, {} resent, slowest {:?}", tally.calls, tally.resent, tally.slowest);
     assert!(tally.failed.is_empty(), "{:?}", tally.failed);
-    assert_eq!(tally.resent, 0, "they had time to move");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

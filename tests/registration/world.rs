@@ -8,20 +8,20 @@ use tonic_failover::{
     InstanceId,
     consul::ConsulConfig,
     server::{Registration, RegistrationBuilder, RegistrationStatus},
-    testkit::{Agent, ConsulProcess, Registry, Switch},
+    testkit::{Agent, ConsulProcess, Registry},
 };
 
 use crate::common::{SOON, consul};
 
 /// One agent, real or the testkit's.
 pub(crate) enum World {
-    Embedded(Agent, Option<Switch>),
+    Embedded(Agent),
     Real(ConsulProcess),
 }
 
 impl World {
     pub(crate) async fn embedded() -> Self {
-        Self::Embedded(Agent::start("dc1").await.unwrap(), None)
+        Self::Embedded(Agent::start("dc1").await.unwrap())
     }
 
     /// `None`, loudly, where no Consul is installed.
@@ -31,7 +31,7 @@ impl World {
 
     pub(crate) fn registry(&self) -> &Registry {
         match self {
-            Self::Embedded(agent, _) => agent.registry(),
+            Self::Embedded(agent) => agent.registry(),
             Self::Real(consul) => consul.registry(),
         }
     }
@@ -39,7 +39,7 @@ impl World {
     /// Nobody answers any more.
     pub(crate) async fn stop(&mut self) {
         match self {
-            Self::Embedded(agent, fault) => *fault = Some(agent.faults().refuse()),
+            Self::Embedded(agent) => drop(agent.faults().refuse()),
             Self::Real(consul) => consul.kill().await.unwrap(),
         }
     }
@@ -47,7 +47,7 @@ impl World {
     /// It takes requests and answers none.
     pub(crate) async fn hang(&mut self) {
         match self {
-            Self::Embedded(agent, fault) => *fault = Some(agent.faults().hang()),
+            Self::Embedded(agent) => drop(agent.faults().hang()),
             Self::Real(consul) => consul.pause().await.unwrap(),
         }
     }
@@ -55,9 +55,9 @@ impl World {
     /// It is there, and has forgotten everything.
     pub(crate) async fn start_empty(&mut self) {
         match self {
-            Self::Embedded(agent, fault) => {
+            Self::Embedded(agent) => {
                 agent.restart_empty().await;
-                *fault = None;
+                agent.faults().clear();
             }
             Self::Real(consul) => consul.restart().await.unwrap(),
         }
@@ -80,8 +80,10 @@ impl World {
     }
 
     pub(crate) async fn until_passing(&self, ids: &[&str]) {
-        until(&format!("passing are {ids:?}"), async || self.registry().passing("s").await.unwrap() == ids)
-            .await;
+        until(&format!("passing are {ids:?}"), async || {
+            self.registry().passing("s").await.is_ok_and(|it| it == ids)
+        })
+        .await;
     }
 
     /// The one entry of the service `s`, as it was registered.
