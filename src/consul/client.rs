@@ -11,16 +11,13 @@ use std::{
 
 use http02::HeaderValue;
 use tokio::time::Instant;
-use url::form_urlencoded;
 
 use super::{
-    BlockingIndex, ConfigError, ConsulConfig, Denied, HealthAnswer, HealthQuery, RegistryError,
-    ServiceRegistration, access,
+    BlockingIndex, ConfigError, ConsulConfig, Denied, HealthAnswer, HealthQuery, RegistryError, access,
     agents::Contact,
     config, instances,
     lanes::Place,
     listed::Listed,
-    name,
     pool::{AgentFailure, Pool},
     query,
     refusal::refusal,
@@ -177,36 +174,6 @@ impl ConsulClient {
         }
     }
 
-    /// Registers an instance with the agent, or replaces what it had under this id.
-    ///
-    /// # Errors
-    /// Where the agent refuses or cannot be asked.
-    pub async fn register(&self, registration: &ServiceRegistration) -> Result<(), RegistryError> {
-        let body = serde_json::to_vec(registration)
-            .map_err(|error| RegistryError::Unsendable { reason: error.to_string() })?;
-        self.put("v1/agent/service/register".to_owned(), body).await
-    }
-
-    /// Takes the instance with this service id out. Consul before 1.9 says nothing
-    /// where there is none.
-    ///
-    /// # Errors
-    /// Where the agent refuses or cannot be asked.
-    pub async fn deregister(&self, id: &str) -> Result<(), RegistryError> {
-        self.put(format!("v1/agent/service/deregister/{}", checked(id)?), Vec::new()).await
-    }
-
-    /// Says to the agent that the TTL check with this id is passing;
-    /// [`ServiceRegistration::check_id`] tells the id. 200 proves only that the
-    /// agent knows the check.
-    ///
-    /// # Errors
-    /// Where the agent refuses (it does not know the check: 500, from 1.11 on 404)
-    /// or cannot be asked.
-    pub async fn pass_check(&self, id: &str) -> Result<(), RegistryError> {
-        self.put(format!("v1/agent/check/pass/{}", checked(id)?), Vec::new()).await
-    }
-
     async fn health(
         &self,
         query: &HealthQuery,
@@ -292,25 +259,12 @@ impl ConsulClient {
         &self.inner.listed
     }
 
+    pub(super) fn namespace(&self) -> Option<&str> {
+        self.inner.namespace.as_deref()
+    }
+
     pub(super) fn request_timeout(&self) -> Duration {
         self.inner.request_timeout
-    }
-
-    async fn put(&self, path: String, body: Vec<u8>) -> Result<(), RegistryError> {
-        self.ask_first(|query| Call::put(path, query, body)).await.map(drop)
-    }
-
-    /// One request to the first agent, about what is its own.
-    pub(super) async fn ask_first(&self, call: impl FnOnce(String) -> Call) -> Result<Answer, RegistryError> {
-        // The serializer cannot be moved between threads, so it ends before the call.
-        let query = {
-            let mut query = form_urlencoded::Serializer::new(String::new());
-            if let Some(namespace) = &self.inner.namespace {
-                query.append_pair("ns", namespace);
-            }
-            query.finish()
-        };
-        self.call_within(0, call(query), None, self.inner.request_timeout).await
     }
 
     pub(super) async fn call_within(
@@ -377,13 +331,6 @@ impl ConsulClient {
 impl fmt::Debug for ConsulClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConsulClient").field("address", &self.address()).finish_non_exhaustive()
-    }
-}
-
-pub(super) fn checked(id: &str) -> Result<&str, RegistryError> {
-    match name::check(id) {
-        Ok(()) => Ok(id),
-        Err(error) => Err(RegistryError::Unsendable { reason: error.to_string() }),
     }
 }
 

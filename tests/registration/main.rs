@@ -8,6 +8,7 @@ mod common;
 mod entries;
 mod leaving;
 mod processes;
+mod rights;
 mod signs;
 mod world;
 

@@ -16,7 +16,7 @@ use crate::common::{SOON, consul};
 /// One agent, real or the testkit's.
 pub(crate) enum World {
     Embedded(Agent),
-    Real(ConsulProcess),
+    Real(Box<ConsulProcess>),
 }
 
 impl World {
@@ -26,7 +26,7 @@ impl World {
 
     /// `None`, loudly, where no Consul is installed.
     pub(crate) async fn real() -> Option<Self> {
-        consul().await.map(Self::Real)
+        consul().await.map(|it| Self::Real(Box::new(it)))
     }
 
     pub(crate) fn registry(&self) -> &Registry {
