@@ -15,13 +15,13 @@ use crate::common::{SOON, consul};
 
 /// One agent, real or the testkit's.
 pub(crate) enum World {
-    Embedded(Agent),
+    Embedded(Box<Agent>),
     Real(Box<ConsulProcess>),
 }
 
 impl World {
     pub(crate) async fn embedded() -> Self {
-        Self::Embedded(Agent::start("dc1").await.unwrap())
+        Self::Embedded(Box::new(Agent::start("dc1").await.unwrap()))
     }
 
     /// `None`, loudly, where no Consul is installed.
