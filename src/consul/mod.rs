@@ -39,6 +39,7 @@ mod listed;
 mod name;
 mod pool;
 mod query;
+mod quiet;
 mod refusal;
 mod registration;
 mod repeat;

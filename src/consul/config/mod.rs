@@ -21,7 +21,10 @@ pub use error::ConfigError;
 pub(super) use http::token_of;
 pub(super) use http::{KEPT_FOR, authorization, http_client, token, token_in};
 
-/// How to reach a Consul agent.
+/// The longest that anything is waited for: timers do not reach for ever. A year.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// How to reach a Consul agent. A time longer than a year counts as a year.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -200,7 +203,7 @@ impl ConsulConfig {
 
     /// How long finding the agent and connecting to it may take. Default: 1 s.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
-        self.connect_timeout = limit;
+        self.connect_timeout = limit.min(FOR_EVER);
         self
     }
 
@@ -208,7 +211,7 @@ impl ConsulConfig {
     /// blocking one may take so much longer than the time it asked to wait.
     /// Default: 5 s.
     pub fn request_timeout(mut self, limit: Duration) -> Self {
-        self.request_timeout = limit;
+        self.request_timeout = limit.min(FOR_EVER);
         self
     }
 
