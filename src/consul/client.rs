@@ -1,5 +1,7 @@
 //! The client.
 
+mod own_agent;
+
 use std::{
     fmt,
     sync::{
@@ -11,16 +13,13 @@ use std::{
 
 use http02::HeaderValue;
 use tokio::time::Instant;
-use url::form_urlencoded;
 
 use super::{
-    BlockingIndex, ConfigError, ConsulConfig, Denied, HealthAnswer, HealthQuery, RegistryError,
-    ServiceRegistration, access,
+    BlockingIndex, ConfigError, ConsulConfig, Denied, HealthAnswer, HealthQuery, RegistryError, access,
     agents::Contact,
     config, instances,
     lanes::Place,
     listed::Listed,
-    name,
     pool::{AgentFailure, Pool},
     query,
     quiet::Quiet,
@@ -51,6 +50,8 @@ struct Inner {
     pool: Pool,
     kept: Kept,
     quiet: Quiet,
+    #[cfg(any(test, feature = "testkit"))]
+    without: super::Without,
     token: Token,
     authorization: Option<HeaderValue>,
     /// User and password, to be kept out of errors.
@@ -80,6 +81,8 @@ impl ConsulClient {
             inner: Arc::new(Inner {
                 kept: Kept::new(pool.addresses().count()),
                 quiet: Quiet::default(),
+                #[cfg(any(test, feature = "testkit"))]
+                without: config.without,
                 pool,
                 token,
                 authorization,
@@ -180,36 +183,6 @@ impl ConsulClient {
         }
     }
 
-    /// Registers an instance with the agent, or replaces what it had under this id.
-    ///
-    /// # Errors
-    /// Where the agent refuses or cannot be asked.
-    pub async fn register(&self, registration: &ServiceRegistration) -> Result<(), RegistryError> {
-        let body = serde_json::to_vec(registration)
-            .map_err(|error| RegistryError::Unsendable { reason: error.to_string() })?;
-        self.put("v1/agent/service/register".to_owned(), body).await
-    }
-
-    /// Takes the instance with this service id out. Consul before 1.9 says nothing
-    /// where there is none.
-    ///
-    /// # Errors
-    /// Where the agent refuses or cannot be asked.
-    pub async fn deregister(&self, id: &str) -> Result<(), RegistryError> {
-        self.put(format!("v1/agent/service/deregister/{}", checked(id)?), Vec::new()).await
-    }
-
-    /// Says to the agent that the TTL check with this id is passing;
-    /// [`ServiceRegistration::check_id`] tells the id. 200 proves only that the
-    /// agent knows the check.
-    ///
-    /// # Errors
-    /// Where the agent refuses (it does not know the check: 500, from 1.11 on 404)
-    /// or cannot be asked.
-    pub async fn pass_check(&self, id: &str) -> Result<(), RegistryError> {
-        self.put(format!("v1/agent/check/pass/{}", checked(id)?), Vec::new()).await
-    }
-
     async fn health(
         &self,
         query: &HealthQuery,
@@ -264,6 +237,10 @@ impl ConsulClient {
                     self.inner.listed.learn(&first.datacenter);
                 }
                 return outcome.map_err(|error| {
+                    #[cfg(any(test, feature = "testkit"))]
+                    if self.inner.without.quiet {
+                        return pool.failure(search.agent, error);
+                    }
                     if let Some(wish) = error.retry_after() {
                         quiet.note(search.agent, query.datacenter_name(), wish, Instant::now());
                     }
@@ -315,18 +292,6 @@ impl ConsulClient {
 
     pub(super) fn request_timeout(&self) -> Duration {
         self.inner.request_timeout
-    }
-
-    async fn put(&self, path: String, body: Vec<u8>) -> Result<(), RegistryError> {
-        // The serializer cannot be moved between threads, so it ends before the call.
-        let query = {
-            let mut query = form_urlencoded::Serializer::new(String::new());
-            if let Some(namespace) = &self.inner.namespace {
-                query.append_pair("ns", namespace);
-            }
-            query.finish()
-        };
-        self.call_within(0, Call::put(path, query, body), None, self.inner.request_timeout).await.map(drop)
     }
 
     pub(super) async fn call_within(
@@ -393,13 +358,6 @@ impl ConsulClient {
 impl fmt::Debug for ConsulClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConsulClient").field("address", &self.address()).finish_non_exhaustive()
-    }
-}
-
-fn checked(id: &str) -> Result<&str, RegistryError> {
-    match name::check(id) {
-        Ok(()) => Ok(id),
-        Err(error) => Err(RegistryError::Unsendable { reason: error.to_string() }),
     }
 }
 

@@ -52,6 +52,8 @@ pub struct ConsulConfig {
     pub(super) connect_timeout: Duration,
     pub(super) request_timeout: Duration,
     pub(super) max_answer_bytes: usize,
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) without: super::Without,
 }
 
 /// A value together with the name of the setting or variable it was given by.
@@ -238,6 +240,8 @@ impl ConsulConfig {
             connect_timeout: Duration::from_secs(1),
             request_timeout: Duration::from_secs(5),
             max_answer_bytes: 16 << 20,
+            #[cfg(any(test, feature = "testkit"))]
+            without: super::Without::default(),
         }
     }
 }
