@@ -9,6 +9,7 @@ use std::time::Duration;
 use common::{DEADLINE, builder, get, hostile, options, register, scripted::Scripted, until};
 use tonic_failover::{
     client::{ConsulServiceBuilder, GrpcClient, ServiceOptions},
+    consul::{ConsulClient, ConsulConfig, HealthQuery},
     testkit::Agent,
 };
 
@@ -53,6 +54,17 @@ async fn the_longest_times_and_the_largest_numbers_are_no_panic() {
         builder.service(options).failback_after(EVER).demote_after(EVER)
     })
     .await;
+    let agent = Agent::start("dc1").await.unwrap();
+    let patient = ConsulConfig::new(&agent.url()).unwrap().request_timeout(EVER).connect_timeout(EVER);
+    let consul = ConsulClient::new(patient.max_answer_bytes(usize::MAX)).unwrap();
+    for datacenter in ["", "dc1", "dc2"] {
+        let query = HealthQuery::new("counter").unwrap().datacenter(datacenter);
+        let answer = tokio::spawn({
+            let consul = consul.clone();
+            async move { consul.healthy_instances(&query).await }
+        });
+        assert_eq!(answer.await.expect("no panic").is_ok(), datacenter != "dc2");
+    }
     serves("numbers", |builder, options| {
         let most = usize::MAX;
         let options =

@@ -7,13 +7,14 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Method, builder,
+    Method, builder, options,
     record::Record,
     register,
     stage::{Stage, first, impatient},
     until,
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
+use tokio_stream::StreamExt;
 use tonic_failover::{
     client::{FailoverEvent, RegistryDoubt},
     consul::Denied,
@@ -125,6 +126,39 @@ async fn a_registry_that_wants_to_be_left_alone_is() {
     assert_eq!(agent.counters().requests_to("/v1/health"), asked, "not even for an update");
     fault.off();
     stage.end("asked for fewer requests").await;
+}
+
+#[tokio::test]
+async fn connections_cut_under_waiting_questions_are_no_loss_where_the_registry_answers() {
+    let agent = Agent::start("dc1").await.unwrap();
+    register(agent.registry(), "counter", "a", 1).await;
+    let options = options().ejection(common::SOON, common::SOON);
+    let client = builder(&agent.url()).service(options).build().unwrap().grpc_client("counter").unwrap();
+    let mut events = client.events();
+    for _ in 0..5 {
+        agent.wait_for(|it| it.blocked == 1).await.unwrap();
+        let asked = agent.counters().requests_to("/v1/health");
+        agent.faults().drop_connections().off();
+        agent.wait_for(|it| it.requests_to("/v1/health") > asked).await.unwrap();
+        until(&client, "it is fresh", |c| first(c).stale_since.is_none() && first(c).known == 1).await;
+    }
+    drop(client);
+    while let Some(event) = timeout(common::SOON, events.next()).await.unwrap() {
+        assert!(!matches!(event, FailoverEvent::RegistryLost { .. }), "{event:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_list_of_what_cannot_be_connected_to_is_not_said_to_hold_nothing() {
+    let agent = Agent::start("dc1").await.unwrap();
+    register(agent.registry(), "counter", "portless", 0).await;
+    let client = builder(&agent.url()).service(options()).build().unwrap().grpc_client("counter").unwrap();
+    let words = "local lists 1, none of which can be connected to (\"portless\" on node ";
+    until(&client, words, |c| c.status().to_string().contains(words)).await;
+    assert!(client.status().to_string().contains("0 is no port"), "{}", client.status());
+    assert_eq!((first(&client).skipped, first(&client).known), (1, 0));
+    register(agent.registry(), "counter", "portless", 1).await;
+    until(&client, "it has a port", |c| first(c).skipped == 0 && first(c).known == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -101,10 +101,14 @@ impl ConsulServiceBuilder {
             // Ten years.
             Mechanism::Demotion => settings.demote_after = Duration::from_secs(10 * 365 * 86_400),
             Mechanism::Ejection => settings.ejects = false,
-            Mechanism::Quiet => resolver.quiet = true,
+            Mechanism::Quiet => (resolver.quiet, self.config.without.quiet) = (true, true),
             Mechanism::Spacing => resolver.spacing = true,
             Mechanism::Behind => resolver.behind = true,
             Mechanism::Seats => resolver.seats = true,
+            Mechanism::GivenUpSeats => resolver.given_up_seats = true,
+            Mechanism::Confirmation => resolver.confirmation = true,
+            Mechanism::Lanes => self.config.without.lanes = true,
+            Mechanism::NextAgent => self.config.without.next_agent = true,
         }
         self
     }
@@ -142,7 +146,8 @@ impl ConsulServiceBuilder {
     ///
     /// # Errors
     /// Names the setting that cannot be used, and what would be right; or says
-    /// that there is no tokio runtime.
+    /// that there is no tokio runtime, or one without timers or IO. (tokio answers that
+    /// by a panic alone, which is caught here; its words come by the panic hook all the same.)
     pub fn build(self) -> Result<ConsulService, BuildError> {
         if !(1..=MOST_LONG_POLLS).contains(&self.max_long_polls) {
             return Err(BuildError::MaxLongPolls { value: self.max_long_polls });

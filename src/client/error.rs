@@ -57,6 +57,18 @@ pub enum BuildError {
         /// What would be right.
         expected: &'static str,
     },
+    /// The descriptors do not know what a setting names, and know what it was probably meant for.
+    #[error("service {service:?}: {setting} = {value} is not in the descriptors: was {} meant?", meant.join(" or "))]
+    Misspelt {
+        /// The service.
+        service: String,
+        /// The setting's name.
+        setting: &'static str,
+        /// What was given.
+        value: String,
+        /// What they know that is like it, or that the same service offers.
+        meant: Vec<String>,
+    },
     /// The file descriptor set could not be read.
     #[error("service {service:?}: descriptors is not a file descriptor set as protoc or protox writes it")]
     Descriptors {
@@ -70,6 +82,12 @@ pub enum BuildError {
         "build() needs a running tokio runtime: call it from within `#[tokio::main]` or `Runtime::enter`"
     )]
     NoRuntime,
+    /// The tokio runtime lacks what everything here needs.
+    #[error("build() needs a tokio runtime with {lacks} enabled: make it with `Builder::enable_all`")]
+    Runtime {
+        /// `timers`, or `IO`.
+        lacks: &'static str,
+    },
 }
 
 /// A service that the [`ConsulService`](super::ConsulService) or

@@ -31,6 +31,14 @@ pub enum Mechanism {
     Behind,
     /// Long polls are counted, and beyond so many services take turns.
     Seats,
+    /// Long polls make room for reads where connections are turned away.
+    GivenUpSeats,
+    /// No datacenter holds all places for reads.
+    Lanes,
+    /// Another agent is asked where one fails, or is cut off from its leader.
+    NextAgent,
+    /// A datacenter that is missing from a list stays until lists have gone on missing it.
+    Confirmation,
 }
 
 /// What a resolver leaves out.
@@ -45,6 +53,10 @@ pub(crate) struct Without {
     #[cfg(any(test, feature = "testkit"))]
     pub(crate) behind: bool,
     pub(crate) seats: bool,
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) given_up_seats: bool,
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) confirmation: bool,
 }
 
 /// A registry whose hints are not heard.
@@ -57,7 +69,8 @@ struct Deaf {
 /// `registry`, without those of its hints that a test has switched off.
 #[cfg(any(test, feature = "testkit"))]
 pub(crate) fn deaf(registry: Arc<dyn Registry>, without: Without) -> Arc<dyn Registry> {
-    if without.quiet || without.behind { Arc::new(Deaf { registry, without }) } else { registry }
+    let deaf = without.quiet || without.behind || without.given_up_seats;
+    if deaf { Arc::new(Deaf { registry, without }) } else { registry }
 }
 
 #[cfg(any(test, feature = "testkit"))]
@@ -68,6 +81,10 @@ impl Registry for Deaf {
             match asking.await {
                 Err(RegistryError::RateLimited { .. }) if without.quiet => {
                     Err(RegistryError::RateLimited { retry_after: None })
+                }
+                // As if it had not been turned away, but lost.
+                Err(RegistryError::Reset { source }) if without.given_up_seats => {
+                    Err(RegistryError::Interrupted { source })
                 }
                 Ok(mut listing) if without.behind => {
                     listing.answer.known_leader = None;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use prost::Message;
 use prost_types::{FileDescriptorSet, method_options::IdempotencyLevel};
 
-use super::policy::Rules;
+use super::{misspelt::Described, policy::Rules};
 
 /// What the options, the descriptors and the service config say of each method.
 ///
@@ -73,6 +73,11 @@ impl Methods {
             }
         }
         Ok(())
+    }
+
+    /// What the descriptors read so far name, as long as nothing has been declared.
+    pub(crate) fn described(&self) -> Described {
+        Described::of(self.known.keys())
     }
 
     /// Declares one method safe to repeat.

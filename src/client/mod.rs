@@ -44,6 +44,7 @@ mod hook;
 mod latecomers;
 mod mechanisms;
 mod methods;
+mod misspelt;
 mod options;
 mod outcome;
 mod policy;

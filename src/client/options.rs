@@ -272,7 +272,8 @@ impl ServiceOptions {
         self
     }
 
-    /// Declares `/package.Service/Method` safe to repeat. Default: what the descriptors say.
+    /// Declares `/package.Service/Method` safe to repeat. Where the [descriptors](Self::descriptors) know
+    /// the service and not the method, or only a service of nearly this name, that is refused. Default: what the descriptors say.
     pub fn safe_method(mut self, path: impl Into<String>) -> Self {
         self.safe_methods.push(path.into());
         self

@@ -59,6 +59,10 @@ pub struct DatacenterStatus {
     /// back (see `doubt`), or
     /// hides the list from the token (see `denied`). What it said before is still used.
     pub stale_since: Option<Instant>,
+    /// Entries of the last list that name nothing to connect to, and are left out.
+    pub skipped: usize,
+    /// The first of them, and what is wrong with it.
+    pub first_skipped: Option<Arc<str>>,
     /// Why the registry does not answer.
     pub registry_error: Option<String>,
     /// What is wrong with a registry that answers.
@@ -101,6 +105,10 @@ impl DatacenterStatus {
     fn reason(&self) -> String {
         let name = Shown(&self.name);
         let mut text = match (self.known, self.answered) {
+            (0, true) if self.skipped > 0 => {
+                let first = self.first_skipped.as_deref().unwrap_or_default();
+                format!("{name} lists {}, none of which can be connected to ({first})", self.skipped)
+            }
             (0, true) => format!("{name} lists no healthy instance"),
             (0, false) => format!("{name} has not answered yet"),
             (known, _) => match &self.last_failure {
@@ -226,6 +234,15 @@ mod tests {
         let cases = [
             (dc1(), "dc1 has not answered yet"),
             (DatacenterStatus { answered: true, ..dc1() }, "dc1 lists no healthy instance"),
+            (
+                DatacenterStatus {
+                    answered: true,
+                    skipped: 2,
+                    first_skipped: Some("no port".into()),
+                    ..dc1()
+                },
+                "dc1 lists 2, none of which can be connected to (no port)",
+            ),
             (DatacenterStatus { known: 2, ..dc1() }, "dc1 lists 2, none has answered yet"),
             (
                 DatacenterStatus { known: 2, last_failure: Some("refused".into()), ..dc1() },

@@ -74,7 +74,8 @@ impl ServiceOptions {
     /// last word holds.
     ///
     /// Where none says that it is serving, all stay in use (gRFC A17 would fail the
-    /// calls): the server itself knows best what it can still answer. Default: off.
+    /// calls): the server itself knows best what it can still answer. A name that is nearly that of a
+    /// service in the [descriptors](Self::descriptors) is refused. Default: off.
     pub fn health_watch(mut self, service: impl Into<String>) -> Self {
         self.traffic.health_watch = Some(service.into());
         self

@@ -1,5 +1,7 @@
 //! The client.
 
+mod own_agent;
+
 use std::{
     fmt,
     sync::{
@@ -20,8 +22,9 @@ use super::{
     listed::Listed,
     pool::{AgentFailure, Pool},
     query,
+    quiet::Quiet,
     refusal::refusal,
-    repeat::Kept,
+    repeat::{self, Kept},
     secrets::Answer,
     token::Token,
     transport::{self, Call, Credentials},
@@ -46,6 +49,9 @@ pub struct ConsulClient {
 struct Inner {
     pool: Pool,
     kept: Kept,
+    quiet: Quiet,
+    #[cfg(any(test, feature = "testkit"))]
+    without: super::Without,
     token: Token,
     authorization: Option<HeaderValue>,
     /// User and password, to be kept out of errors.
@@ -74,6 +80,9 @@ impl ConsulClient {
         Ok(Self {
             inner: Arc::new(Inner {
                 kept: Kept::new(pool.addresses().count()),
+                quiet: Quiet::default(),
+                #[cfg(any(test, feature = "testkit"))]
+                without: config.without,
                 pool,
                 token,
                 authorization,
@@ -179,13 +188,16 @@ impl ConsulClient {
         query: &HealthQuery,
         block: Option<(BlockingIndex, Duration)>,
     ) -> Result<HealthAnswer, AgentFailure> {
+        let Inner { pool, quiet, .. } = &*self.inner;
+        if let Some((agent, left)) = quiet.left(query.datacenter_name(), Instant::now()) {
+            return Err(pool.failure(agent, RegistryError::RateLimited { retry_after: Some(left) }));
+        }
         if query.datacenter_name().is_some() {
             self.own_datacenter().await;
         }
         let lane = self.lane(query.datacenter_name());
         let from_afar = lane.is_some();
         let (after, wait) = block.unwrap_or_default();
-        let pool = &self.inner.pool;
         let enter = || pool.enter(lane.as_deref());
         // First, so that an agent is chosen by what those before have met with.
         let mut place = if after.get().is_none() { Some(enter().await?) } else { None };
@@ -197,7 +209,17 @@ impl ConsulClient {
             } else if place.is_none() {
                 place = Some(enter().await?);
             }
-            let outcome = self.health_at(search.agent, query, block, from_afar).await;
+            let mut outcome = self.health_at(search.agent, query, block, from_afar).await;
+            // Whoever cut it off while it waited, for want of patience as a proxy does, has said
+            // nothing about the agent; that is asked at once, and without an index, since
+            // it may have come back with lower ones.
+            if block.0.get().is_some()
+                && outcome.as_ref().is_err_and(repeat::was_cut_off)
+                && let Ok(read) = enter().await
+            {
+                place = Some(read);
+                outcome = self.health_at(search.agent, query, Default::default(), from_afar).await;
+            }
             match place.take() {
                 Some(it) if matches!(outcome, Err(RegistryError::TimedOut { .. })) => it.unanswered(),
                 it => place = it.inspect(Place::answered),
@@ -214,7 +236,16 @@ impl ConsulClient {
                 {
                     self.inner.listed.learn(&first.datacenter);
                 }
-                return outcome.map_err(|error| pool.failure(search.agent, error));
+                return outcome.map_err(|error| {
+                    #[cfg(any(test, feature = "testkit"))]
+                    if self.inner.without.quiet {
+                        return pool.failure(search.agent, error);
+                    }
+                    if let Some(wish) = error.retry_after() {
+                        quiet.note(search.agent, query.datacenter_name(), wish, Instant::now());
+                    }
+                    pool.failure(search.agent, error)
+                });
             }
         }
     }
@@ -261,10 +292,6 @@ impl ConsulClient {
 
     pub(super) fn namespace(&self) -> Option<&str> {
         self.inner.namespace.as_deref()
-    }
-
-    pub(super) fn request_timeout(&self) -> Duration {
-        self.inner.request_timeout
     }
 
     pub(super) async fn call_within(

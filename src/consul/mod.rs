@@ -37,9 +37,12 @@ mod index;
 mod instances;
 mod lanes;
 mod listed;
+#[cfg(any(test, feature = "testkit"))]
+mod mechanisms;
 mod name;
 mod pool;
 mod query;
+mod quiet;
 mod refusal;
 mod registration;
 mod repeat;
@@ -55,6 +58,8 @@ pub use client::ConsulClient;
 pub use config::{ConfigError, ConsulConfig};
 pub use error::RegistryError;
 pub use index::{BlockingIndex, IndexStep};
+#[cfg(any(test, feature = "testkit"))]
+pub(crate) use mechanisms::Without;
 pub use name::{InvalidName, ServiceName};
 pub use query::{Consistency, HealthQuery};
 pub use registration::{Check, InvalidRegistration, ServiceRegistration};

@@ -20,6 +20,8 @@ pub(super) struct Pool {
     agents: Vec<Agent>,
     chosen: Mutex<Chosen>,
     lanes: Lanes,
+    #[cfg(any(test, feature = "testkit"))]
+    without: super::Without,
 }
 
 struct Agent {
@@ -66,6 +68,8 @@ impl Pool {
             chosen: Mutex::new(Chosen { agents: Agents::new(agents.len()), rng: HasherRng::new() }),
             agents,
             lanes: Lanes::new(config.request_timeout),
+            #[cfg(any(test, feature = "testkit"))]
+            without: config.without,
         }
     }
 
@@ -87,6 +91,8 @@ impl Pool {
 
     /// Waits until there is room for one more read: about `datacenter`, or the agents' own.
     pub(super) async fn enter(&self, datacenter: Option<&str>) -> Result<Place, AgentFailure> {
+        #[cfg(any(test, feature = "testkit"))]
+        let datacenter = datacenter.filter(|_| !self.without.lanes);
         self.lanes.enter(datacenter).await.map_err(|error| AgentFailure { agent: None, error })
     }
 
@@ -114,6 +120,8 @@ impl Pool {
     pub(super) fn search<T>(&self, from_afar: bool) -> Search<T> {
         let tried = Tried::default();
         let agent = self.chosen.lock().agents.choose(tried, Instant::now());
+        #[cfg(any(test, feature = "testkit"))]
+        let agent = if self.without.next_agent { Some(0) } else { agent };
         let agent = agent.expect("there is an agent, and none has been tried");
         Search { agent, tried, from_afar, behind: None, failures: Vec::new() }
     }
@@ -164,6 +172,8 @@ impl Pool {
                 None => agents.choose(search.tried, now),
             }
         };
+        #[cfg(any(test, feature = "testkit"))]
+        let next = next.filter(|_| !self.without.next_agent);
         match next {
             Some(next) => search.agent = next,
             None => return Some(self.conclude(search)),

@@ -1,5 +1,8 @@
 //! Whether a question that was cut off before it was answered is put once more.
 //!
+//! One that waits for news is cut off by whatever stands between and will not wait as long:
+//! that tells nothing of the registry, so a read is put in its place. For reads:
+//!
 //! An end that closes a connection while a request is on its way there has not
 //! failed: whoever keeps connections has to expect it, and may repeat what changes
 //! nothing (<https://www.rfc-editor.org/rfc/rfc9112#section-9.3.1>). The connections are
@@ -11,10 +14,17 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::config::KEPT_FOR;
+use super::{RegistryError, config::KEPT_FOR};
 
 /// A question that was cut off later than this after it was sent had arrived. Our choice.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
+
+/// Whether a question that waited for news was ended by somebody else than the agent: its
+/// connection was closed, or a proxy between gave it up. One that hangs is not: it has
+/// had all the time there is.
+pub(super) fn was_cut_off(error: &RegistryError) -> bool {
+    matches!(error, RegistryError::Reset { .. } | RegistryError::Status { code: 502..=504, .. })
+}
 
 /// When each agent last answered.
 pub(super) struct Kept(Mutex<Vec<Option<Instant>>>);

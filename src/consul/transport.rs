@@ -274,6 +274,10 @@ fn unanswered(error: reqwest::Error) -> RegistryError {
         if reset || ended {
             return RegistryError::Reset { source: Arc::new(error.without_url()) };
         }
+        // Somebody answered, and not in HTTP: TLS, or another program on that port.
+        if it.downcast_ref::<hyper014::Error>().is_some_and(hyper014::Error::is_parse) {
+            return RegistryError::not_understood(error.without_url());
+        }
         cause = it.source();
     }
     lost(error)

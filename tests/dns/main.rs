@@ -73,6 +73,19 @@ async fn ipv6_addresses_count_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn addresses_that_stand_for_a_blocked_name_are_nobodys() {
+    let a = Backend::start("a").await;
+    let server = Server::start(0).await;
+    server.hosts(HOST, &["0.0.0.0", "::"]);
+    let client = client(often(Dns::hosts(a.port)), &server, HOST);
+    until(&client, "the answer was heard", |c| first(c).answered).await;
+    assert_eq!(first(&client).known, 0, "whoever connects there reaches his own host");
+    server.hosts(HOST, &["0.0.0.0", "127.0.0.1"]);
+    until_bound_to(&client, "127.0.0.1").await;
+    assert_eq!(first(&client).known, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn srv_records_name_the_ports_and_are_followed() {
     let (a, b) = (Backend::start("a").await, Backend::start("b").await);
     let server = Server::start(0).await;

@@ -187,8 +187,6 @@ async fn a_broken_connection_is_told_from_none() {
     let begun = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n[";
     let error = ask(Reply::Send(begun.into())).await.unwrap_err();
     assert!(matches!(error, RegistryError::Interrupted { .. }), "{error:?}");
-    let rubbish = ask(Reply::Send(b"SSH-2.0-x\r\n\r\n".to_vec())).await.unwrap_err();
-    assert!(matches!(rubbish, RegistryError::Interrupted { .. }), "{rubbish:?}");
     let port = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap().port()
@@ -198,6 +196,57 @@ async fn a_broken_connection_is_told_from_none() {
     assert!(matches!(error, RegistryError::Unreachable { .. }), "{error:?}");
     let no_host = client("http://nobody.invalid:8500").healthy_instances(&query("counter")).await;
     assert!(matches!(no_host, Err(RegistryError::Unreachable { .. } | RegistryError::TimedOut { .. })));
+}
+
+#[tokio::test]
+async fn what_is_no_http_is_not_understood() {
+    let tls = [0x15, 3, 1, 0, 2, 2, 0x46].as_slice();
+    let length = b"HTTP/1.1 200 OK\r\ncontent-length: -2\r\n\r\n[]".as_slice();
+    let headers = format!("HTTP/1.1 200 OK\r\nx: {}\r\n\r\n", "x".repeat(1 << 20));
+    for rubbish in [b"SSH-2.0-x\r\n\r\n".as_slice(), b"220 mail ESMTP\r\n", tls, length, headers.as_bytes()] {
+        let error = ask(Reply::Send(rubbish.to_vec())).await.unwrap_err();
+        assert!(matches!(error, RegistryError::NotUnderstood { .. }), "{error:?}");
+        assert!(std::error::Error::source(&error).is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_waiting_question_that_is_cut_off_is_followed_by_a_read_and_costs_no_error() {
+    let list =
+        r#"[{"Node":{"Node":"n","Address":"127.0.0.1"},"Service":{"ID":"a","Service":"counter","Port":1}}]"#;
+    let good = reply(answer("200 OK", "X-Consul-Index: 3\r\n", list));
+    let proxy = reply(answer("504 Gateway Time-out", "", "<html>"));
+    for cut in [None, Some(proxy)] {
+        let server = Scripted::waiting(cut, good.clone()).await;
+        let client = client(&server.url());
+        let (index, wait) = (BlockingIndex::from(7), Duration::from_secs(60));
+        let answer = client.watch_instances(&query("counter"), index, wait).await.unwrap();
+        // The lower index of an agent that has come back.
+        assert_eq!((answer.index, answer.snapshot.instances.len()), (Some(3), 1));
+        let asked = server.requests();
+        assert_eq!(asked.iter().map(|it| it.contains("index=")).collect::<Vec<_>>(), [true, false]);
+    }
+    // Once: what the read meets with is told.
+    let server = Scripted::always(Reply::Send(Vec::new())).await;
+    let client = client(&server.url());
+    let error =
+        client.watch_instances(&query("counter"), 7.into(), Duration::from_secs(60)).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Reset { .. }), "{error:?}");
+    assert_eq!(server.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn one_wish_to_be_left_alone_holds_for_all_questions_about_that_datacenter() {
+    let server = Scripted::always(answer("429 Slow", "Retry-After: 60\r\n", "")).await;
+    let client = client(&server.url());
+    for service in ["a", "b", "c"] {
+        let error = client.healthy_instances(&query(service)).await.unwrap_err();
+        assert!(error.retry_after().is_some_and(|it| it > Duration::from_secs(30)), "{error:?}");
+    }
+    let heard = |path: &str| server.requests().iter().filter(|it| it.contains(path)).count();
+    assert_eq!(heard("/v1/health"), 1);
+    client.healthy_instances(&query("a").datacenter("dc2")).await.unwrap_err();
+    assert_eq!(heard("/v1/health"), 2, "another datacenter has not said so");
 }
 
 #[tokio::test]

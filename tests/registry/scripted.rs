@@ -27,6 +27,9 @@ pub(crate) enum Reply {
     SendThenClose(Vec<u8>, usize),
     /// Send this, then keep the connection open in silence.
     SendAndHang(Vec<u8>),
+    /// Do this with a question that waits for news (nothing: close on it), and send the other
+    /// on any other.
+    Waiting(Option<Vec<u8>>, Vec<u8>),
     /// Send this, then the other again and again for as long as it is taken.
     SendForEver(Vec<u8>, Vec<u8>),
 }
@@ -44,6 +47,11 @@ impl Scripted {
     /// Answers every request alike.
     pub(crate) async fn always(reply: Reply) -> Self {
         Self::on(TcpListener::bind("127.0.0.1:0").await.unwrap(), reply)
+    }
+
+    /// Cuts off what waits for news, and answers what does not.
+    pub(crate) async fn waiting(cut: Option<Vec<u8>>, good: Vec<u8>) -> Self {
+        Self::always(Reply::Waiting(cut, good)).await
     }
 
     /// The same on this listener.
@@ -99,6 +107,16 @@ async fn serve(mut stream: TcpStream, seen: &Mutex<Vec<String>>, reply: Reply) {
         }
         return;
     }
+    if let Reply::Waiting(cut, good) = reply {
+        while request(&mut stream, seen).await {
+            let waits = seen.lock().last().is_some_and(|it| it.contains("index="));
+            match if waits { cut.as_ref() } else { Some(&good) } {
+                Some(bytes) => _ = stream.write_all(bytes).await,
+                None => return,
+            }
+        }
+        return;
+    }
     if let Reply::SendOnce(bytes) = reply {
         while request(&mut stream, seen).await && seen.lock().len() == 1 {
             let _ = stream.write_all(&bytes).await;
@@ -109,7 +127,7 @@ async fn serve(mut stream: TcpStream, seen: &Mutex<Vec<String>>, reply: Reply) {
         return;
     }
     match reply {
-        Reply::SendThenClose(..) | Reply::SendOnce(_) => {}
+        Reply::SendThenClose(..) | Reply::SendOnce(_) | Reply::Waiting(..) => {}
         Reply::Send(bytes) => {
             let _ = stream.write_all(&bytes).await;
             let _ = stream.shutdown().await;

@@ -84,9 +84,25 @@ impl ServiceOptions {
                 .read(set)
                 .map_err(|source| BuildError::Descriptors { service: self.name.clone(), source })?;
         }
+        let described = methods.described();
+        let misspelt = |setting, value: &str, meant: Option<Vec<String>>| match meant {
+            Some(meant) => Err(BuildError::Misspelt {
+                service: self.name.clone(),
+                setting,
+                value: value.to_owned(),
+                meant,
+            }),
+            None => Ok(()),
+        };
+        if let Some(watched) = &self.traffic.health_watch {
+            misspelt("health_watch", watched, described.services_near(watched))?;
+        }
         for path in &self.safe_methods {
             match Name::parse(path) {
-                Some(Name::Method(path)) => methods.declare_safe(path),
+                Some(Name::Method(path)) => {
+                    misspelt("safe_method", path, described.meant_for(path))?;
+                    methods.declare_safe(path);
+                }
                 _ => return Err(self.wrong("safe_method", path, "a path like /package.Service/Method")),
             }
         }
@@ -99,6 +115,7 @@ impl ServiceOptions {
             let Some(parsed) = Name::parse(name) else {
                 return Err(self.wrong("method", name, "/package.Service/Method, /package.Service/ or /"));
             };
+            misspelt("method", name, described.meant_for(name))?;
             self.check_method(name, options)?;
             methods.rule(parsed, Rules::new(options, self.max_attempts));
         }
@@ -213,6 +230,34 @@ mod tests {
         for (options, expected) in cases {
             let error = refused(options);
             assert!(error.contains(expected), "{error}: {expected}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_the_descriptors_do_not_know_is_refused_where_they_know_what_was_meant() {
+        let options = || ServiceOptions::new("x").descriptors(crate::demo::pb::FILE_DESCRIPTOR_SET);
+        let any = MethodOptions::new;
+        for (options, expected) in [
+            (
+                options().safe_method("/counter.v1.Counter/get"),
+                "safe_method = /counter.v1.Counter/get is not in",
+            ),
+            (
+                options().method("/counter.v1.Counter/Incremet", any()),
+                "was /counter.v1.Counter/Increment meant?",
+            ),
+            (options().method("/Counter/", any()), "was /counter.v1.Counter/ meant?"),
+            (options().health_watch("counter.v1.counter"), "was counter.v1.Counter meant?"),
+        ] {
+            let error = refused(options);
+            assert!(error.contains(expected), "{error}: {expected}");
+        }
+        for options in [
+            options().safe_method("/grpc.health.v1.Health/Check").health_watch("").method("/", any()),
+            options().safe_method("/counter.v1.Counter/Get").health_watch("counter.v1.Counter"),
+            ServiceOptions::new("x").safe_method("/counter.v1.Counter/get"),
+        ] {
+            assert!(options.methods().is_ok());
         }
     }
 

@@ -32,6 +32,9 @@ pub(crate) struct Resolved {
     pub(crate) episode: Option<Arc<Episode>>,
     /// Since when the registry has said that there are no instances.
     pub(crate) empty_since: Option<Instant>,
+    /// How many entries of the last list name nothing to connect to, and the first of them.
+    pub(crate) skipped: usize,
+    pub(crate) first_skipped: Option<Arc<str>>,
     /// What the token may not read, by the last good answer.
     pub(crate) denied: Option<Denied>,
     /// Since when the list has been hidden from the token: it comes empty, and
@@ -73,6 +76,9 @@ impl Resolved {
     /// Takes over what a good answer says. True where that is news.
     pub(super) fn take(&mut self, answer: &HealthAnswer, now: Instant, without: Without) -> bool {
         let empty = answer.is_empty();
+        let first = answer.skipped.first().map(|it| it.to_string().into());
+        let skipped = self.skipped != answer.skipped.len() || self.first_skipped != first;
+        (self.skipped, self.first_skipped) = (answer.skipped.len(), first);
         let unusable = !empty && answer.snapshot.instances.is_empty();
         let denied = std::mem::replace(&mut self.denied, answer.denied) != self.denied;
         // A list that the token may not read is not empty, it is unknown.
@@ -93,7 +99,7 @@ impl Resolved {
             }
             other
         };
-        denied || hidden != hidden_since.is_some() || was_empty != empty_since.is_some() || other
+        denied || skipped || hidden != hidden_since.is_some() || was_empty != empty_since.is_some() || other
     }
 
     /// Notes a failure. True where it is another one than before.

@@ -91,7 +91,8 @@ impl ServicesBuilder {
     ///
     /// # Errors
     /// Names the setting that cannot be used, and what would be right; or says
-    /// that there is no tokio runtime.
+    /// that there is no tokio runtime, or one without timers or IO. (tokio answers that
+    /// by a panic alone, which is caught here; its words come by the panic hook all the same.)
     pub fn build(self) -> Result<Services, BuildError> {
         let others = if self.fallback.is_empty() { Others::None } else { Others::Registries(self.fallback) };
         let slot = |options: ServiceOptions| {

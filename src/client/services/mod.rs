@@ -1,6 +1,7 @@
 //! `Services`: the services of any registry, and what keeps each of them bound.
 
 mod builder;
+mod runtime;
 
 use std::{
     collections::BTreeMap,
@@ -286,6 +287,7 @@ impl ServicesParts {
         slot: impl Fn(ServiceOptions) -> Result<Slot, BuildError>,
     ) -> Result<Self, BuildError> {
         let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
+        runtime::check()?;
         let mut slots = BTreeMap::new();
         for options in services {
             let name = options.name.clone();

@@ -255,6 +255,8 @@ impl Sources {
             }
             (None, Some(names)) => {
                 let missing = self.listed.taken(&names, &known, &serving, now);
+                #[cfg(any(test, feature = "testkit"))]
+                let missing = if self.settings.without.confirmation { Vec::new() } else { missing };
                 let stays = |name: &&String| names.contains(name) || missing.contains(name);
                 let kept = known.iter().filter(|name| !serving.is_empty() && stays(name));
                 kept.chain(&names).chain(&missing).cloned().collect()

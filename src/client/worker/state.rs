@@ -16,6 +16,8 @@ impl Worker {
                 status.name.clone_from(&source.name);
                 let failing_since = source.last.episode.as_ref().map(|it| it.since);
                 status.stale_since = [failing_since, source.last.hidden_since].into_iter().flatten().min();
+                status.skipped = source.last.skipped;
+                status.first_skipped.clone_from(&source.last.first_skipped);
                 status.denied = source.last.denied;
                 status.agent.clone_from(&source.last.agent);
                 let asked = source.last.asked.as_deref();

@@ -21,7 +21,10 @@ pub use error::ConfigError;
 pub(super) use http::token_of;
 pub(super) use http::{KEPT_FOR, authorization, http_client, token, token_in};
 
-/// How to reach a Consul agent.
+/// The longest that anything is waited for: timers do not reach for ever. A year.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// How to reach a Consul agent. A time longer than a year counts as a year.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -49,6 +52,8 @@ pub struct ConsulConfig {
     pub(super) connect_timeout: Duration,
     pub(super) request_timeout: Duration,
     pub(super) max_answer_bytes: usize,
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) without: super::Without,
 }
 
 /// A value together with the name of the setting or variable it was given by.
@@ -200,7 +205,7 @@ impl ConsulConfig {
 
     /// How long finding the agent and connecting to it may take. Default: 1 s.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
-        self.connect_timeout = limit;
+        self.connect_timeout = limit.min(FOR_EVER);
         self
     }
 
@@ -208,7 +213,7 @@ impl ConsulConfig {
     /// blocking one may take so much longer than the time it asked to wait.
     /// Default: 5 s.
     pub fn request_timeout(mut self, limit: Duration) -> Self {
-        self.request_timeout = limit;
+        self.request_timeout = limit.min(FOR_EVER);
         self
     }
 
@@ -235,6 +240,8 @@ impl ConsulConfig {
             connect_timeout: Duration::from_secs(1),
             request_timeout: Duration::from_secs(5),
             max_answer_bytes: 16 << 20,
+            #[cfg(any(test, feature = "testkit"))]
+            without: super::Without::default(),
         }
     }
 }

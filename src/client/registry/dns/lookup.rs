@@ -97,14 +97,14 @@ impl Lookups {
 
     async fn addresses(&self, name: &Name) -> Result<Found<IpAddr>, RegistryError> {
         let v4 = self.look_up(name, RecordType::A, |data| match data {
-            RData::A(ip) => Some(IpAddr::from(ip.0)),
+            RData::A(ip) => somewhere(ip.0.into()),
             _ => None,
         });
         if self.settings.ipv4_only {
             return v4.await;
         }
         let v6 = self.look_up(name, RecordType::AAAA, |data| match data {
-            RData::AAAA(ip) => Some(IpAddr::from(ip.0)),
+            RData::AAAA(ip) => somewhere(ip.0.into()),
             _ => None,
         });
         let (mut found, v6) = try_join(v4, v6).await?;
@@ -169,6 +169,12 @@ impl Settings {
     fn bounded(&self, ttl: Option<Duration>) -> Duration {
         ttl.unwrap_or_default().clamp(self.floor, self.ceiling)
     }
+}
+
+/// `ip`, unless it is 0.0.0.0 or `::`: servers that block a name say so, and whoever connects to it
+/// reaches his own host.
+fn somewhere(ip: IpAddr) -> Option<IpAddr> {
+    (!ip.is_unspecified()).then_some(ip)
 }
 
 fn seconds(ttl: u32) -> Duration {
