@@ -1,7 +1,5 @@
 //! The client.
 
-mod own_agent;
-
 use std::{
     fmt,
     sync::{
@@ -292,6 +290,10 @@ impl ConsulClient {
 
     pub(super) fn namespace(&self) -> Option<&str> {
         self.inner.namespace.as_deref()
+    }
+
+    pub(super) fn request_timeout(&self) -> Duration {
+        self.inner.request_timeout
     }
 
     pub(super) async fn call_within(
