@@ -28,6 +28,10 @@ impl Refusal {
         Self { status: StatusCode::NOT_FOUND, text: text.into(), from_servers: false }
     }
 
+    pub(crate) fn too_large(text: impl Into<String>) -> Self {
+        Self { status: StatusCode::PAYLOAD_TOO_LARGE, text: text.into(), from_servers: false }
+    }
+
     /// The agent itself could not.
     pub(crate) fn agent(text: impl Into<String>) -> Self {
         Self { status: StatusCode::INTERNAL_SERVER_ERROR, text: text.into(), from_servers: false }
