@@ -245,9 +245,9 @@ impl<'a> Faults<'a> {
         self.on(Effect::DropConnections)
     }
 
-    /// Does what every request asks for that is to change something (PUT, POST and DELETE), and
-    /// closes its connection in place of an answer: whoever asked cannot know whether it was done.
-    /// Reads, and the queries that wait among them, are answered.
+    /// Does what every request of another method than GET asks for, and closes its connection in
+    /// place of an answer: whoever asked cannot know whether it was done. GETs, and the queries
+    /// that wait among them, are answered; transactions that only read are not.
     pub fn lose_answers(&self) -> Switch {
         self.on(Effect::LoseAnswers)
     }

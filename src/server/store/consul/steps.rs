@@ -149,8 +149,10 @@ impl LeaseStore for ConsulLeaseStore {
 
     async fn renew(&self, term: &Term) -> Result<(), StoreError> {
         let beat = self.beat(term.nonce.as_str());
-        let txn = self.fenced(term).set(self.keys.heartbeat(), term.token.get(), &beat);
-        self.done(txn, Unanswered::GoesOn, usize::MAX).await.map(drop)
+        let key = self.keys.heartbeat();
+        let txn = self.fenced(term).set(&key, term.token.get(), &beat);
+        let entries = self.done(txn, Unanswered::GoesOn, usize::MAX).await?;
+        written(&entries, &key).map(drop)
     }
 
     async fn release(&self, term: &Term, successor: Option<&str>) -> Result<(), StoreError> {
