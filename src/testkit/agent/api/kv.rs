@@ -36,7 +36,11 @@ pub(crate) async fn delete_all(state: State<Arc<Node>>, params: Params) -> Answe
     delete(state, Path(String::new()), params).await
 }
 
-pub(crate) async fn get(State(node): State<Arc<Node>>, Path(key): Path<String>, params: Params) -> Answer {
+pub(crate) async fn get(state: State<Arc<Node>>, key: Path<String>, params: Params) -> Answer {
+    look(state, key, params).await.map_err(Refusal::bare)
+}
+
+async fn look(State(node): State<Arc<Node>>, Path(key): Path<String>, params: Params) -> Answer {
     let query = Query::read(&params)?;
     let missing = || StatusCode::NOT_FOUND.into_response();
     if params.has("keys") {
@@ -89,7 +93,7 @@ pub(crate) async fn put(
             body.len()
         )));
     }
-    let target = route(&node, &query).await?;
+    let target = route(&node, &query).await.map_err(Refusal::bare)?;
     Ok(Json(target.change(|pairs, index| match cas {
         None => {
             pairs.set(&key, body, flags, index);
@@ -108,7 +112,7 @@ pub(crate) async fn delete(State(node): State<Arc<Node>>, Path(key): Path<String
         return Err(Refusal::bad_request("Missing key name"));
     }
     let cas = number(&params, "cas")?;
-    let target = route(&node, &query).await?;
+    let target = route(&node, &query).await.map_err(Refusal::bare)?;
     Ok(Json(target.change(|pairs, index| match cas {
         _ if recurse => {
             pairs.delete_below(&key, index);

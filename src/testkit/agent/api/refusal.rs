@@ -37,6 +37,11 @@ impl Refusal {
         Self { status: StatusCode::INTERNAL_SERVER_ERROR, text: text.into(), from_servers: false }
     }
 
+    /// The same without the servers' headers, as of questions about keys.
+    pub(crate) fn bare(self) -> Self {
+        Self { from_servers: false, ..self }
+    }
+
     /// The servers could not, or could not be asked.
     pub(crate) fn servers(text: impl Into<String>) -> Self {
         Self { from_servers: true, ..Self::agent(text) }

@@ -9,7 +9,7 @@ use axum::{
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderValue, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ use super::{
     super::{catalog::Pairs, node::Node},
     kv::LARGEST_VALUE,
     query::{Params, Query},
-    read::route,
+    read::{leaderless, route},
     refusal::Refusal,
 };
 
@@ -48,7 +48,11 @@ pub(crate) async fn txn(
     body: Bytes,
 ) -> Result<Response, Refusal> {
     if body.len() > LARGEST_VALUE {
-        let text = format!("Request body too large, max size: {LARGEST_VALUE} bytes");
+        let text = format!(
+            "Request body({} bytes) too large, max size: {LARGEST_VALUE} bytes. See \
+             https://www.consul.io/docs/agent/options.html#txn_max_req_len.",
+            body.len()
+        );
         return Err(Refusal::too_large(text));
     }
     let operations = read(&body)?;
@@ -61,7 +65,7 @@ pub(crate) async fn txn(
     let mut query = Query::read(&params)?;
     // Only what reads may be answered by any server.
     query.stale &= !writes;
-    let target = route(&node, &query).await?;
+    let target = route(&node, &query).await.map_err(Refusal::bare)?;
     let outcome = if writes {
         target.change(|pairs, index| run(pairs, &operations, index))
     } else {
@@ -71,18 +75,28 @@ pub(crate) async fn txn(
         Ok(results) => (StatusCode::OK, json!(results), Value::Null),
         Err(errors) => (StatusCode::CONFLICT, Value::Null, json!(errors)),
     };
+    let leaderless = leaderless(&target.faults);
+    let contact = leaderless.map_or(0, |(_, since)| since.elapsed().as_millis());
+    let (known, contact) = (leaderless.is_none(), u64::try_from(contact).unwrap_or(u64::MAX));
     let mut answer = json!({ "Results": results, "Errors": errors });
     if !writes {
         for (name, value) in [
             ("Index", json!(0)),
-            ("LastContact", json!(0)),
-            ("KnownLeader", json!(true)),
+            ("LastContact", json!(contact)),
+            ("KnownLeader", json!(known)),
             ("ConsistencyLevel", json!("")),
         ] {
             answer[name] = value;
         }
     }
-    Ok((status, Json(answer)).into_response())
+    let mut answer = (status, Json(answer)).into_response();
+    if !writes {
+        let headers = answer.headers_mut();
+        headers
+            .insert("x-consul-knownleader", HeaderValue::from_static(if known { "true" } else { "false" }));
+        headers.insert("x-consul-lastcontact", HeaderValue::from(contact));
+    }
+    Ok(answer)
 }
 
 /// Operations with their values.
@@ -169,6 +183,9 @@ impl Kv {
                 Ok(Vec::new())
             }
             "lock" | "unlock" if session.is_empty() => Err("missing session".to_owned()),
+            "lock" if session.len() != 36 => {
+                Err("failed session lookup: index error: UUID must be 36 characters".to_owned())
+            }
             "lock" => Err(format!("invalid session {session:?}")),
             "unlock" => {
                 Err(format!("failed to unlock key {key:?}, lock isn't held, or is held by another session"))
