@@ -1,4 +1,7 @@
 //! Reading keys: <https://developer.hashicorp.com/consul/api-docs/kv>
+//!
+//! These reads take no place among those of the client: whoever keeps a lease asks few things at once,
+//! and must not queue behind others.
 
 use std::time::Duration;
 

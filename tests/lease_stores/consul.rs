@@ -217,6 +217,38 @@ async fn after_the_indexes_fell_the_lease_is_taken_anew_with_a_greater_token() {
     assert!(second.token > first.token);
 }
 
+/// What the documentation promises, and what it says that it cannot.
+#[tokio::test]
+async fn a_snapshot_brings_back_the_term_of_its_time_and_ends_those_after_it() {
+    let Some(consul) = crate::common::consul().await else { return };
+    let open = || {
+        let config = ConsulConfig::new(&consul.url()).unwrap();
+        ConsulLeaseStore::builder(config, PREFIX).try_timeout(SOON).build().unwrap()
+    };
+    let (one, other) = (open(), open());
+    let first = take(&one, &claim("counter-a")).await;
+    let version = one.write(&first, &write("count", Version::ABSENT, 1, "1")).await.unwrap();
+    let saved = consul.registry().save_snapshot().await.unwrap();
+    let then = one.read().await.unwrap();
+    let second = take(&other, &claim("counter-b")).await;
+    other.write(&second, &write("count", version, 1, "2")).await.unwrap();
+    consul.registry().restore_snapshot(saved).await.unwrap();
+
+    let now = other.read().await.unwrap();
+    assert_eq!(now, then);
+    for (store, term) in [(&other, &second), (&one, &second)] {
+        assert_eq!(name(store.renew(term).await), "superseded");
+        assert_eq!(name(store.write(term, &write("count", version, 2, "3")).await), "superseded");
+        assert_eq!(name(store.load(term, "count").await), "superseded");
+    }
+    // The restored term goes on with the restored state, until another begins.
+    one.renew(&first).await.unwrap();
+    assert_eq!(one.load(&first, "count").await.unwrap().unwrap().version, version);
+    let third = take(&other, &claim("counter-b")).await;
+    assert!(third.token > second.token, "it has met them all");
+    assert_eq!(name(one.renew(&first).await), "superseded");
+}
+
 #[tokio::test]
 async fn tokens_go_on_from_those_beside_the_state_where_the_lease_alone_was_deleted() {
     for real in [false, true] {
@@ -224,13 +256,21 @@ async fn tokens_go_on_from_those_beside_the_state_where_the_lease_alone_was_dele
         let consul = if real { crate::common::consul().await } else { None };
         let registry = consul.as_ref().map_or(embedded.registry(), |it| it.registry());
         let url = registry.url().to_owned();
-        let (_, _, third) = {
+        let third = {
             let old = store(&url);
-            let first = take(&old, &claim("counter-a")).await;
-            let second = take(&old, &claim("counter-a")).await;
+            take(&old, &claim("counter-a")).await;
+            take(&old, &claim("counter-a")).await;
             let third = take(&old, &claim("counter-a")).await;
             old.write(&third, &write("count", Version::ABSENT, 1, "1")).await.unwrap();
-            (first, second, third)
+            let keys = registry.kv_keys(&format!("{PREFIX}/")).await.unwrap();
+            let ends = [
+                "lease/heartbeat",
+                "lease/holder",
+                &format!("lease/term/3-{}", third.nonce.as_str()),
+                "state/count",
+            ];
+            assert_eq!(keys, ends.map(|it| format!("{PREFIX}/{it}")), "a term leaves nothing behind");
+            third
         };
         registry.kv_delete_below(&format!("{PREFIX}/lease")).await.unwrap();
         let fourth = take(&store(&url), &claim("counter-b")).await;

@@ -19,7 +19,7 @@ use crate::{
 use keys::Keys;
 
 /// A question to an agent ends after this unless the setting says otherwise. Our choice: two agents
-/// can be asked in turn within the margin that the default lease of 2 s leaves to a renewal.
+/// can be asked in turn within the time that the default lease of 2 s leaves to a renewal.
 const TRY_TIMEOUT: Duration = Duration::from_millis(500);
 const TRY_TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
 
@@ -152,7 +152,7 @@ impl ConsulLeaseStore {
     }
 
     /// What all keys begin with, a slash at the end.
-    pub fn keys(&self) -> String {
+    fn prefix(&self) -> String {
         self.keys.all()
     }
 

@@ -59,7 +59,7 @@ impl ConsulLeaseStore {
             Err(_) => Err(StoreError::Refused {
                 reason: format!(
                     "a key below {} has the greatest number as its flags: no token is above it",
-                    self.keys()
+                    self.prefix()
                 ),
             }),
         }
