@@ -18,6 +18,8 @@ mod choice;
 mod datacenters;
 #[path = "conformance/faults.rs"]
 mod faults;
+#[path = "conformance/keys.rs"]
+mod keys;
 #[path = "conformance/refusals.rs"]
 mod refusals;
 #[path = "conformance/shape.rs"]
@@ -94,11 +96,22 @@ cases! {
         refusals::bad_maintenance_is_named,
         refusals::other_methods_and_paths_are_refused,
         refusals::the_two_hundred_and_first_connection_is_reset,
+        keys::a_key_is_read_as_it_was_written,
+        keys::the_very_same_once_more_moves_no_index,
+        keys::a_write_may_go_by_an_index,
+        keys::keys_are_listed_and_deleted_by_how_they_begin,
+        keys::a_question_about_keys_waits_for_its_own,
+        keys::what_keys_refuse_is_named,
+        keys::a_transaction_is_done_as_a_whole_or_not_at_all,
+        keys::a_transaction_that_only_reads_says_so,
+        keys::what_transactions_refuse_is_named,
+        keys::keys_go_when_an_agent_in_memory_is_restarted,
         acl::rights_are_not_told_where_acls_are_off;
     2 datacenters:
         datacenters::the_own_one_comes_first,
         datacenters::a_question_is_forwarded,
         datacenters::a_blocking_question_is_forwarded,
         datacenters::an_unknown_one_is_refused_with_an_index_that_means_nothing,
-        datacenters::a_dead_one_is_refused_and_still_listed;
+        datacenters::a_dead_one_is_refused_and_still_listed,
+        keys::keys_of_another_datacenter_are_asked_for_through_ones_own;
 }

@@ -303,6 +303,20 @@ impl ConsulClient {
         datacenter: Option<&str>,
         patience: Duration,
     ) -> Result<Answer, RegistryError> {
+        let answer = self.answer_within(agent, call, patience).await?;
+        match answer.status() {
+            200..300 => Ok(answer),
+            _ => Err(refusal(&answer, datacenter)),
+        }
+    }
+
+    /// The answer, whatever its status.
+    pub(super) async fn answer_within(
+        &self,
+        agent: usize,
+        call: Call,
+        patience: Duration,
+    ) -> Result<Answer, RegistryError> {
         let started = Instant::now();
         let credentials = self.credentials().await;
         let mut answer = self.exchange(agent, call.clone(), &credentials, patience).await?;
@@ -315,10 +329,7 @@ impl ConsulClient {
                 answer = self.exchange(agent, call, &now, left).await?;
             }
         }
-        match answer.status() {
-            200..300 => Ok(answer),
-            _ => Err(refusal(&answer, datacenter)),
-        }
+        Ok(answer)
     }
 
     async fn exchange(

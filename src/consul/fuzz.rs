@@ -8,14 +8,16 @@ use rustify::endpoint::Endpoint;
 use url::{Url, form_urlencoded};
 
 use super::{
-    BlockingIndex, ConfigError, ConsulConfig, HealthAnswer, HealthQuery, RegistryError, ServiceName,
-    ServiceRegistration, access, agents, config,
+    BlockingIndex, ConfigError, ConsulConfig, HealthAnswer, HealthQuery, Objection, RegistryError,
+    ServiceName, ServiceRegistration, TxnAnswer, access, agents, config,
     instances::Wanted,
+    kv,
     listed::datacenters,
     refusal::refusal,
     secrets::Answer,
     token::Known,
     transport::{Call, Credentials},
+    txn,
 };
 
 /// What no message may show.
@@ -74,6 +76,17 @@ pub fn answer(data: &[u8]) {
     }
     if let Err(error) = datacenters(&answer) {
         is_told(&error);
+    }
+    if let Err(error) = kv::read(&answer) {
+        is_told(&error);
+    }
+    match txn::read(&answer) {
+        Ok(TxnAnswer::Refused(errors)) => errors.iter().for_each(|it| match &it.what {
+            Objection::Other(what) => is_told(&RegistryError::Unsendable { reason: what.clone() }),
+            Objection::Stale | Objection::Missing | Objection::Denied => {}
+        }),
+        Ok(TxnAnswer::Done(_)) => assert_eq!(answer.status(), 200),
+        Err(error) => is_told(&error),
     }
     let error = refusal(&answer, Some("dc2"));
     is_told(&error);

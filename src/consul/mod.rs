@@ -35,6 +35,7 @@ mod error;
 pub mod fuzz;
 mod index;
 mod instances;
+mod kv;
 mod lanes;
 mod listed;
 #[cfg(any(test, feature = "testkit"))]
@@ -49,6 +50,7 @@ mod repeat;
 mod secrets;
 mod token;
 mod transport;
+mod txn;
 
 pub(crate) use access::AccessProbe;
 pub use access::Denied;
@@ -60,6 +62,8 @@ pub use error::RegistryError;
 pub use index::{BlockingIndex, IndexStep};
 #[cfg(any(test, feature = "testkit"))]
 pub(crate) use mechanisms::Without;
+pub(crate) use kv::{KvAnswer, KvEntry};
 pub use name::{InvalidName, ServiceName};
 pub use query::{Consistency, HealthQuery};
 pub use registration::{Check, InvalidRegistration, ServiceRegistration};
+pub(crate) use txn::{Objection, Txn, TxnAnswer, TxnError, TxnFailure, Unanswered};

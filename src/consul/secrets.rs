@@ -218,6 +218,11 @@ impl Answer {
         serde_json::from_slice(&self.body).and_then(read).map_err(|error| self.not_understood(error))
     }
 
+    /// The body with nothing hidden, for what is only handed on and never shown.
+    pub(super) fn exact<T: DeserializeOwned>(&self) -> Result<T, RegistryError> {
+        serde_json::from_slice(&self.body).map_err(|error| self.not_understood(error))
+    }
+
     /// The body as a list, one element after the other, so that a large one is never
     /// held as a tree. An error means that it is no list.
     pub(super) fn list(&self, what: &str, each: impl FnMut(Value)) -> Result<(), RegistryError> {

@@ -19,7 +19,7 @@
 //! ConsulProcess                   Agent ---joined--- Agent (Cluster)
 //! consul agent, one process       | connections, Counters
 //! each; kill, pause, restart      | Faults: hang, slow, status, no leader, ...
-//!                                 | API: health, agent, catalog, status
+//!                                 | API: health, agent, catalog, status, kv, txn
 //!                                 v
 //!                               catalog <-- TTL, TCP and GRPC checks
 //! ```
@@ -44,8 +44,8 @@
 //! switch what it does to a query that waits, and how far a real Consul does the same.
 //!
 //! # Limits of the embedded agent
-//! No ACLs but [`Faults::filtered`], no TLS, sessions, prepared queries, nodes other than the agent's own,
-//! gossip or `?cached`. Filters know `==` on `Service.Meta`, `in` and `contains`
+//! No ACLs but [`Faults::filtered`], no TLS, sessions (so no locks on keys), prepared queries, nodes other than the
+//! agent's own, gossip or `?cached`. Filters know `==` on `Service.Meta`, `in` and `contains`
 //! on `Service.Tags`, and `and`. Without a leader, registrations show at once in
 //! stale reads, where a real agent hands them on later.
 

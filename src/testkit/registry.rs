@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
-use http::{Method, Request};
+use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -159,6 +159,59 @@ impl Registry {
         let entries = answer.json();
         let ids = entries.as_array().into_iter().flatten().map(|entry| entry["Service"]["ID"].as_str());
         Ok(ids.flatten().map(str::to_owned).collect())
+    }
+
+    /// Writes a key.
+    ///
+    /// # Errors
+    /// Where the agent does not answer, or refuses.
+    pub async fn kv_put(&self, key: &str, value: impl Into<Bytes>) -> Result<(), RequestError> {
+        self.done(&format!("/v1/kv/{}", escaped(key)), value).await
+    }
+
+    /// What a key holds; `None` where there is none.
+    ///
+    /// # Errors
+    /// Where the agent does not answer, or refuses.
+    pub async fn kv_get(&self, key: &str) -> Result<Option<Bytes>, RequestError> {
+        let path = format!("/v1/kv/{}?raw", escaped(key));
+        let answer = self.get(&path).await?;
+        if answer.status == StatusCode::NOT_FOUND {
+            return Ok(None);
+        }
+        Ok(Some(self.accepted(&path, answer)?.body))
+    }
+
+    /// All keys that begin with `prefix`.
+    ///
+    /// # Errors
+    /// Where the agent does not answer, or refuses.
+    pub async fn kv_keys(&self, prefix: &str) -> Result<Vec<String>, RequestError> {
+        let path = format!("/v1/kv/{}?keys", escaped(prefix));
+        let answer = self.get(&path).await?;
+        if answer.status == StatusCode::NOT_FOUND {
+            return Ok(Vec::new());
+        }
+        let keys = self.accepted(&path, answer)?.json();
+        Ok(keys.as_array().into_iter().flatten().filter_map(|it| it.as_str().map(str::to_owned)).collect())
+    }
+
+    /// Deletes a key. One that is not there is no error.
+    ///
+    /// # Errors
+    /// Where the agent does not answer, or refuses.
+    pub async fn kv_delete(&self, key: &str) -> Result<(), RequestError> {
+        let path = format!("/v1/kv/{}", escaped(key));
+        self.accepted(&path, self.delete(&path).await?).map(drop)
+    }
+
+    /// Deletes all keys that begin with `prefix`.
+    ///
+    /// # Errors
+    /// Where the agent does not answer, or refuses.
+    pub async fn kv_delete_below(&self, prefix: &str) -> Result<(), RequestError> {
+        let path = format!("/v1/kv/{}?recurse", escaped(prefix));
+        self.accepted(&path, self.delete(&path).await?).map(drop)
     }
 
     /// The datacenter's whole state, as `consul snapshot save` has it. The embedded

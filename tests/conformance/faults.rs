@@ -75,6 +75,13 @@ fn refusal(status: u16, body: &str) -> (u16, BTreeMap<String, String>, String) {
     (status, headers, body.to_owned())
 }
 
+/// The same without a word about the servers.
+fn bare(status: u16, body: &str) -> (u16, BTreeMap<String, String>, String) {
+    let (status, mut headers, body) = refusal(status, body);
+    headers.retain(|name, _| !name.starts_with("x-consul"));
+    (status, headers, body)
+}
+
 // === no leader ===
 
 /// `lose` takes the leader away.
@@ -117,8 +124,23 @@ async fn leaderless(seen: &Registry, lose: impl AsyncFnOnce()) {
     stale.abort();
 
     let asked = Instant::now();
-    let refused = seen.get_within(HEALTH, LONG).await.unwrap();
+    let operation = |verb: &str| json!([{ "KV": { "Verb": verb, "Key": "k", "Value": "MQ==" } }]).to_string();
+    let put = |path: &'static str, body: String| async move { seen.put(path, body).await.unwrap() };
+    let (refused, read, written, asked_all, done_all) = tokio::join!(
+        async { seen.get_within(HEALTH, LONG).await.unwrap() },
+        async { seen.get_within("/v1/kv/k", LONG).await.unwrap() },
+        put("/v1/kv/k", "1".to_owned()),
+        put("/v1/txn", operation("get")),
+        put("/v1/txn", operation("set")),
+    );
     assert_eq!(face(&refused), refusal(500, "No cluster leader"));
+    // What is asked about keys is refused in the same words, without the headers of a read.
+    for answer in [read, written, asked_all, done_all] {
+        assert_eq!(face(&answer), bare(500, "No cluster leader"));
+    }
+    let stale = seen.put("/v1/txn?stale", operation("get")).await.unwrap();
+    assert_eq!((stale.status.as_u16(), stale.header("x-consul-knownleader")), (409, Some("false")));
+    assert_eq!(stale.json()["Errors"][0]["What"], "key \"k\" doesn't exist");
     // Its `rpc_hold_timeout`.
     assert!(asked.elapsed() >= Duration::from_secs(7), "{:?}", asked.elapsed());
     assert_eq!(seen.get("/v1/status/leader").await.unwrap().json(), json!(""));

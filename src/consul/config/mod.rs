@@ -224,6 +224,12 @@ impl ConsulConfig {
         self
     }
 
+    /// Neither connecting nor finding the agent may take longer.
+    pub(crate) fn connecting_within(mut self, limit: Duration) -> Self {
+        self.connect_timeout = self.connect_timeout.min(limit);
+        self
+    }
+
     fn at(address: Address) -> Self {
         Self {
             address,

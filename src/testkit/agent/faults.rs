@@ -41,7 +41,8 @@ const HOLD: Duration = Duration::from_secs(7);
 /// These have no counterpart that a real one could be made to show:
 /// [`garbage`](Self::garbage), [`oversized`](Self::oversized) and
 /// [`answer_at_once`](Self::answer_at_once) are what something between client and agent
-/// does, a proxy or a captive portal; [`never_end`](Self::never_end) is a defect, of an agent or of
+/// does, a proxy or a captive portal; [`lose_answers`](Self::lose_answers) is a connection that breaks at
+/// the worst moment; [`never_end`](Self::never_end) is a defect, of an agent or of
 /// the way to it; [`drop_connections`](Self::drop_connections) is a device that cuts
 /// them; [`slow`](Self::slow) is a busy machine, which cannot be had at will;
 /// [`empty`](Self::empty) gathers what many causes look like, of which the list hidden
@@ -84,6 +85,7 @@ pub(crate) enum Effect {
     HangDatacenter(String),
     Unjoined,
     DropConnections,
+    LoseAnswers,
     Refuse,
 }
 
@@ -241,6 +243,13 @@ impl<'a> Faults<'a> {
     /// wait end with theirs.
     pub fn drop_connections(&self) -> Switch {
         self.on(Effect::DropConnections)
+    }
+
+    /// Does what every request of another method than GET asks for, and closes its connection in
+    /// place of an answer: whoever asked cannot know whether it was done. GETs, and the queries
+    /// that wait among them, are answered; transactions that only read are not.
+    pub fn lose_answers(&self) -> Switch {
+        self.on(Effect::LoseAnswers)
     }
 
     /// Closes every connection, the waiting queries' among them, and refuses new ones, as

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    catalog::{Catalog, Health, NodeRecord},
+    catalog::{Catalog, Health, NodeRecord, Pairs},
     checks::Checks,
     counters::Tally,
     definition::{CheckKind, Definition},
@@ -157,7 +157,14 @@ impl Node {
         self.changed();
     }
 
-    /// Forgets every registration and ends every check.
+    /// Changes keys; the number is the index of the change.
+    pub(crate) fn change<T>(&self, how: impl FnOnce(&mut Pairs, u64) -> T) -> T {
+        let told = self.catalog.lock().change(how);
+        self.changed();
+        told
+    }
+
+    /// Forgets every registration and every key, and ends every check.
     pub(crate) fn forget(&self) {
         self.checks.stop_all();
         self.catalog.lock().forget();

@@ -6,7 +6,7 @@ use axum::{Router, body::Body, response::IntoResponse};
 use bytes::Bytes;
 use futures_util::stream;
 use http::{
-    HeaderValue, Request, Response, StatusCode,
+    HeaderValue, Method, Request, Response, StatusCode,
     header::{CONTENT_TYPE, RETRY_AFTER},
 };
 use hyper::body::Incoming;
@@ -20,7 +20,16 @@ use super::{
 
 const CHUNK: Bytes = Bytes::from_static(&[b' '; 16 * 1024]);
 
-pub(crate) async fn respond(node: &Arc<Node>, router: Router, request: Request<Incoming>) -> Response<Body> {
+/// The connection is closed in place of an answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer is lost on purpose")]
+pub(crate) struct Lost;
+
+pub(crate) async fn respond(
+    node: &Arc<Node>,
+    router: Router,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Lost> {
     let path = request.uri().path();
     node.tally.request(path);
     let health = path.starts_with("/v1/health/");
@@ -29,11 +38,15 @@ pub(crate) async fn respond(node: &Arc<Node>, router: Router, request: Request<I
     }
     held(&node.faults, health).await;
     if let Some(answer) = instead(node, health) {
-        return answer;
+        return Ok(answer);
     }
+    let changes = request.method() != Method::GET;
     let Ok(answer) = router.oneshot(request.map(Body::new)).await;
     held(&node.faults, health).await;
-    instead(node, health).unwrap_or(answer)
+    if changes && node.faults.is(|it| matches!(it, Effect::LoseAnswers)) {
+        return Err(Lost);
+    }
+    Ok(instead(node, health).unwrap_or(answer))
 }
 
 /// Waits while the agent hangs, and for ever while its connections are to be cut.

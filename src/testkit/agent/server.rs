@@ -110,7 +110,7 @@ impl Server {
             let _counted = counted;
             let service = service_fn(move |request: http::Request<Incoming>| {
                 let (node, router) = (Arc::clone(&node), router.clone());
-                async move { Ok::<_, std::convert::Infallible>(respond(&node, router, request).await) }
+                async move { respond(&node, router, request).await }
             });
             // A client that goes away in the middle is no news.
             let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;

@@ -3,7 +3,11 @@
 
 use std::sync::Arc;
 
-use axum::{Json, extract::State, response::Response};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
 
 use super::{
     super::{catalog::Subject, node::Node},
@@ -19,7 +23,7 @@ pub(crate) async fn datacenters(State(node): State<Arc<Node>>) -> Json<Vec<Strin
 
 pub(crate) async fn services(State(node): State<Arc<Node>>, params: Params) -> Result<Response, Refusal> {
     let query = Query::read(&params)?;
-    read(&node, &query, Subject::Services, |catalog| catalog.services()).await
+    read(&node, &query, Subject::Services, |catalog| Json(catalog.services()).into_response()).await
 }
 
 /// The leader's address, empty where there is none.

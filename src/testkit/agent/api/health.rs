@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use axum::{
+    Json,
     extract::{Path, State},
-    response::Response,
+    response::{IntoResponse, Response},
 };
 
 use super::{
@@ -40,5 +41,8 @@ pub(crate) async fn service(
         node_meta: node_meta.collect(),
         filter: Filter::parse(params.get("filter").unwrap_or_default()).map_err(Refusal::servers)?,
     };
-    read(&node, &query, Subject::Service(&name), |catalog| catalog.health(&name, &choice)).await
+    read(&node, &query, Subject::Service(&name), |catalog| {
+        Json(catalog.health(&name, &choice)).into_response()
+    })
+    .await
 }

@@ -4,9 +4,11 @@ mod acl;
 mod agent;
 mod catalog;
 mod health;
+mod kv;
 mod query;
 mod read;
 mod refusal;
+mod txn;
 
 use std::sync::Arc;
 
@@ -37,6 +39,9 @@ pub(crate) fn router(node: Arc<Node>) -> Router {
         .route("/v1/agent/check/warn/{*id}", put(agent::warn))
         .route("/v1/agent/check/fail/{*id}", put(agent::fail))
         .route("/v1/agent/check/update/{*id}", put(agent::update))
+        .route("/v1/kv/", get(kv::get_all).put(kv::put_unnamed).delete(kv::delete_all))
+        .route("/v1/kv/{*key}", get(kv::get).put(kv::put).delete(kv::delete))
+        .route("/v1/txn", put(txn::txn))
         .route("/v1/internal/acl/authorize", post(acl::authorize))
         .with_state(node)
 }

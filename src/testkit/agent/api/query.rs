@@ -43,6 +43,13 @@ impl Params {
         self.0.iter().find(|it| it.0 == key).map(|it| it.1.as_str()).filter(|value| !value.is_empty())
     }
 
+    /// All of them as they stand in a URL, in the order of their names, as Go has it.
+    pub(crate) fn encoded(&self) -> String {
+        let mut pairs: Vec<_> = self.0.iter().collect();
+        pairs.sort_by_key(|it| &it.0);
+        form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish()
+    }
+
     /// Whether it is there, with a value or without.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.all(key).next().is_some()

@@ -45,7 +45,7 @@ pub(crate) async fn read(
     node: &Arc<Node>,
     query: &Query,
     subject: Subject<'_>,
-    look: impl Fn(&Catalog) -> Value,
+    look: impl Fn(&Catalog) -> Response,
 ) -> Result<Response, Refusal> {
     let target = route(node, query).await?;
     Read { node, query, subject, target }.answer(look).await
@@ -82,7 +82,7 @@ pub(super) async fn route(node: &Arc<Node>, query: &Query) -> Result<Arc<Node>, 
 // === impl Read ===
 
 impl Read<'_> {
-    async fn answer(&self, look: impl Fn(&Catalog) -> Value) -> Result<Response, Refusal> {
+    async fn answer(&self, look: impl Fn(&Catalog) -> Response) -> Result<Response, Refusal> {
         let mut moved = self.target.subscribe();
         let mut ours = self.node.faults.subscribe();
         let mut theirs = self.target.faults.subscribe();
@@ -110,8 +110,12 @@ impl Read<'_> {
                     || Instant::now() >= deadline;
                 let at_once = self.query.index == 0 || faults.is(|it| matches!(it, Effect::AtOnce));
                 if at_once || (moved && !endless) {
-                    let body = if self.is_emptied() { Value::Array(Vec::new()) } else { look(&catalog) };
-                    return Ok(self.respond(if fell { self.query.index } else { index }, body));
+                    let answer = if self.is_emptied() {
+                        Json(Value::Array(Vec::new())).into_response()
+                    } else {
+                        look(&catalog)
+                    };
+                    return Ok(self.respond(if fell { self.query.index } else { index }, answer));
                 }
             }
             blocked.get_or_insert_with(|| self.node.tally.blocked());
@@ -147,7 +151,7 @@ impl Read<'_> {
         )
     }
 
-    fn respond(&self, index: u64, body: Value) -> Response {
+    fn respond(&self, index: u64, mut answer: Response) -> Response {
         let leaderless = leaderless(&self.target.faults);
         let contact = leaderless.map_or(0, |(_, since)| since.elapsed().as_millis());
         let consistency = match (self.query.stale, self.query.consistent) {
@@ -155,7 +159,6 @@ impl Read<'_> {
             (_, true) => "consistent",
             _ => "leader",
         };
-        let mut answer = Json(body).into_response();
         let headers = answer.headers_mut();
         headers.insert("x-consul-index", HeaderValue::from(index));
         let known = if leaderless.is_some() { "false" } else { "true" };

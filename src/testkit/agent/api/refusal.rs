@@ -28,9 +28,18 @@ impl Refusal {
         Self { status: StatusCode::NOT_FOUND, text: text.into(), from_servers: false }
     }
 
+    pub(crate) fn too_large(text: impl Into<String>) -> Self {
+        Self { status: StatusCode::PAYLOAD_TOO_LARGE, text: text.into(), from_servers: false }
+    }
+
     /// The agent itself could not.
     pub(crate) fn agent(text: impl Into<String>) -> Self {
         Self { status: StatusCode::INTERNAL_SERVER_ERROR, text: text.into(), from_servers: false }
+    }
+
+    /// The same without the servers' headers, as of questions about keys.
+    pub(crate) fn bare(self) -> Self {
+        Self { from_servers: false, ..self }
     }
 
     /// The servers could not, or could not be asked.

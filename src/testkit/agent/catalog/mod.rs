@@ -1,6 +1,7 @@
 //! What one datacenter knows: services, checks and the indexes of their changes.
 //! No clock and no IO in here.
 
+mod pairs;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ use super::{
 };
 use record::{Check, Service};
 
+pub(crate) use pairs::Pairs;
 pub(crate) use record::{Health, NodeRecord};
 
 /// The index of a fresh agent. A real one's is 10 to 13 by the time it answers.
@@ -27,7 +29,9 @@ const FALLEN_INDEX: u64 = 6;
 #[derive(Debug)]
 pub(crate) struct Catalog {
     node: NodeRecord,
-    /// The last change of anything.
+    /// The last change of anything: services and keys are counted as one.
+    last: u64,
+    /// The last change of any service.
     index: u64,
     /// When a service last lost its last instance.
     extinction: Option<u64>,
@@ -37,6 +41,7 @@ pub(crate) struct Catalog {
     /// When each service last changed, by its name in lower case, since names are
     /// found in any case.
     names: BTreeMap<String, u64>,
+    pairs: Pairs,
 }
 
 /// What a blocking query watches.
@@ -46,6 +51,10 @@ pub(crate) enum Subject<'a> {
     Service(&'a str),
     /// The list of services.
     Services,
+    /// One key.
+    Key(&'a str),
+    /// All keys that begin with this.
+    Keys(&'a str),
 }
 
 /// Which instances are asked for.
@@ -73,7 +82,8 @@ impl Catalog {
         let server = Service::server(FIRST_INDEX - 2);
         let names = [("consul".to_owned(), FIRST_INDEX - 2)].into();
         let services = [("consul".to_owned(), server)].into();
-        Self { node, index: FIRST_INDEX, extinction: None, epoch: 0, services, names }
+        let (index, pairs) = (FIRST_INDEX, Pairs::default());
+        Self { node, last: index, index, extinction: None, epoch: 0, services, names, pairs }
     }
 
     /// Forgets everything, as an agent in memory does when it is restarted.
@@ -85,7 +95,8 @@ impl Catalog {
     /// Lets every index fall, as after the restore of a snapshot.
     pub(crate) fn fall(&mut self) {
         self.epoch += 1;
-        self.index = FALLEN_INDEX;
+        (self.last, self.index) = (FALLEN_INDEX, FALLEN_INDEX);
+        self.pairs.fall(FALLEN_INDEX);
         self.extinction = self.extinction.map(|_| FALLEN_INDEX);
         self.names.values_mut().for_each(|index| *index = FALLEN_INDEX);
         for service in self.services.values_mut() {
@@ -97,6 +108,8 @@ impl Catalog {
     pub(crate) fn index_of(&self, subject: Subject<'_>) -> u64 {
         match subject {
             Subject::Services => self.index,
+            Subject::Key(key) => self.pairs.index_of(key),
+            Subject::Keys(prefix) => self.pairs.index_below(prefix),
             Subject::Service(name) if self.instances(name).next().is_some() => {
                 self.names.get(&name.to_lowercase()).copied().unwrap_or(self.index)
             }
@@ -106,6 +119,16 @@ impl Catalog {
         }
     }
 
+    pub(crate) fn pairs(&self) -> &Pairs {
+        &self.pairs
+    }
+
+    /// Changes keys. Each request to do so is counted, whether anything comes of it or not.
+    pub(crate) fn change<T>(&mut self, how: impl FnOnce(&mut Pairs, u64) -> T) -> T {
+        self.last += 1;
+        how(&mut self.pairs, self.last)
+    }
+
     /// Differs after every fall of the index.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
@@ -113,7 +136,7 @@ impl Catalog {
 
     /// Takes a service in, or changes it: an unchanged one moves no index.
     pub(crate) fn register(&mut self, definition: Definition, replace: bool, now: Instant) -> Started {
-        let index = self.index + 1;
+        let index = self.last + 1;
         let id = definition.id.clone();
         // A check's id belongs to one service at a time.
         let moved = |check: &str| definition.checks.iter().any(|it| it.id == check);
@@ -156,7 +179,7 @@ impl Catalog {
 
     /// Switches a service's maintenance; false where it is unknown.
     pub(crate) fn maintain(&mut self, id: &str, reason: Option<&str>) -> bool {
-        let index = self.index + 1;
+        let index = self.last + 1;
         let Some(service) = self.services.get_mut(id) else { return false };
         let changed = match reason {
             Some(reason) => service.maintain(reason, index),
@@ -180,7 +203,7 @@ impl Catalog {
     /// Gives a check its status. An unchanged one moves no index, and its new
     /// output is the agent's alone, as in a real one for five minutes.
     pub(crate) fn set(&mut self, check: &str, status: Health, output: &str, now: Instant) {
-        let index = self.index + 1;
+        let index = self.last + 1;
         let Some(service) = self.services.values_mut().find(|it| it.checks.contains_key(check)) else {
             return;
         };
@@ -280,7 +303,8 @@ impl Catalog {
         if names.is_empty() {
             return;
         }
-        self.index += 1;
+        self.last += 1;
+        self.index = self.last;
         for name in names {
             self.names.insert(name.to_lowercase(), self.index);
         }
