@@ -173,11 +173,8 @@ impl Probe {
         let pulse = Pulse::start().map_err(|source| ProbeError::Thread { source })?;
         let (say, alive) = watch::channel(false);
         let task = pulse.spawn(run(self.settings.clone(), endpoint, say));
-        *running = Some(Running {
-            alive: alive.clone(),
-            pulse: pulse.clone(),
-            _task: AbortOnDropHandle::new(task),
-        });
+        *running =
+            Some(Running { alive: alive.clone(), pulse: pulse.clone(), _task: AbortOnDropHandle::new(task) });
         Ok((alive, pulse))
     }
 }
@@ -205,9 +202,8 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 impl Settings {
     fn check(&self) -> Result<Endpoint, ProbeError> {
         let address = self.address;
-        let refuse = |setting, value, expected| {
-            Err(ProbeError::Setting { address, setting, value, expected })
-        };
+        let refuse =
+            |setting, value, expected| Err(ProbeError::Setting { address, setting, value, expected });
         if self.grace > Duration::from_secs(300) {
             return refuse("grace", self.grace, "5 min at the most".to_owned());
         }
@@ -305,3 +301,6 @@ fn in_brief(error: &dyn std::error::Error) -> String {
     let (first, last) = (error.to_string(), last.to_string());
     if first == last { first } else { format!("{first}: {last}") }
 }
+
+#[cfg(test)]
+mod tests;

@@ -60,7 +60,11 @@ pub enum CampaignError {
 }
 
 impl CampaignError {
-    pub(super) fn setting(setting: &'static str, value: impl fmt::Debug, expected: impl Into<String>) -> Self {
+    pub(super) fn setting(
+        setting: &'static str,
+        value: impl fmt::Debug,
+        expected: impl Into<String>,
+    ) -> Self {
         Self::Setting { setting, value: format!("{value:?}"), expected: expected.into() }
     }
 }

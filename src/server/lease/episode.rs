@@ -15,7 +15,13 @@ pub(super) struct Episode {
 
 impl Episode {
     /// A step has been answered, or failed: "no" is an answer.
-    pub(super) fn step(&mut self, instance: &str, failure: Option<&StoreError>, quiet: Duration, now: Instant) {
+    pub(super) fn step(
+        &mut self,
+        instance: &str,
+        failure: Option<&StoreError>,
+        quiet: Duration,
+        now: Instant,
+    ) {
         match (failure, self.failed) {
             (Some(error), None) => {
                 let cause = chain(error);

@@ -25,6 +25,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::util::rng::HasherRng;
 
+pub use self::builder::{CampaignError, LeaseBuilder};
 use self::{
     builder::Life,
     campaign::{Campaign, Command, UnderWay},
@@ -32,7 +33,6 @@ use self::{
     published::Published,
     pulsed::Pulsed,
 };
-pub use self::builder::{CampaignError, LeaseBuilder};
 use super::{
     pulse::Pulse,
     store::{Claim, LeaseStore, StoreError, Term},
@@ -223,9 +223,8 @@ impl Lease {
     pub async fn hand_over(&self, successor: Option<&str>) -> Result<HandedOver, HandOverError> {
         let calls_left = self.give_up(successor.map(str::to_owned), self.0.drain).await?;
         let mut role = self.role();
-        let taken = role.wait_for(|role| {
-            matches!(role, Role::Standby { primary: Some(_) } | Role::Primary { .. })
-        });
+        let taken =
+            role.wait_for(|role| matches!(role, Role::Standby { primary: Some(_) } | Role::Primary { .. }));
         let to = match timeout(2 * self.0.length, taken).await {
             Ok(Ok(role)) => match &*role {
                 Role::Standby { primary } => primary.clone(),
@@ -278,3 +277,5 @@ const _: () = {
     shareable::<LeaseBuilder>();
 };
 
+#[cfg(test)]
+mod tests;

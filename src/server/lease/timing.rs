@@ -43,7 +43,11 @@ impl Timing {
         }
         let least = length / MARGIN_PER_LENGTH;
         if margin < least {
-            return refuse("margin", margin, format!("{least:?} or more, a hundredth of length = {length:?}"));
+            return refuse(
+                "margin",
+                margin,
+                format!("{least:?} or more, a hundredth of length = {length:?}"),
+            );
         }
         if margin >= length {
             return refuse("margin", margin, format!("less than length = {length:?}"));

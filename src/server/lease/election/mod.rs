@@ -328,4 +328,4 @@ impl<R: Rng> Election<R> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

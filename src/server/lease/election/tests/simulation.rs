@@ -47,14 +47,24 @@ struct Node {
     cut_until: Time,
     /// The token it was last seen primary with.
     token: Option<FencingToken>,
+    /// The number of the wake that holds.
+    wake: u64,
     /// What it says while a rule is broken.
     said: Option<Role>,
 }
 
 enum Event {
-    Wake,
-    Apply { step: Step, sent: Instant, answered_at: Option<Time> },
-    Deliver { sent: Instant, answer: Answer },
+    /// As it wanted to be woken when it was asked last, or from outside.
+    Wake(Option<u64>),
+    Apply {
+        step: Step,
+        sent: Instant,
+        answered_at: Option<Time>,
+    },
+    Deliver {
+        sent: Instant,
+        answer: Answer,
+    },
     Fault,
 }
 
@@ -136,9 +146,13 @@ impl World {
             world.nodes.push(fresh);
             // Started askew.
             let at = world.below(3 * SECOND);
-            world.push(at, node, Event::Wake);
+            world.push(at, node, Event::Wake(None));
         }
-        for _ in 0..12 {
+        for node in 0..count {
+            // In the end everybody serves.
+            world.push(CALM, node, Event::Wake(None));
+        }
+        for _ in 0..20 {
             let (at, node) = (world.below(CALM), world.below(count as u64) as usize);
             world.push(at, node, Event::Fault);
         }
@@ -161,6 +175,7 @@ impl World {
             paused_until: 0,
             cut_until: 0,
             token: None,
+            wake: 0,
             said: None,
         }
     }
@@ -212,13 +227,16 @@ impl World {
             match event {
                 Event::Fault => self.fault(node),
                 // What is on its way lands, whatever became of its sender.
-                Event::Apply { step, sent, answered_at } => self.apply(node, process, step, sent, answered_at),
+                Event::Apply { step, sent, answered_at } => {
+                    self.apply(node, process, step, sent, answered_at)
+                }
                 _ if !is_of_now => {}
                 event if self.nodes[node].paused_until > self.now => {
                     let until = self.nodes[node].paused_until;
                     self.push(until, node, event);
                 }
-                Event::Wake => self.pump(node),
+                Event::Wake(Some(number)) if number != self.nodes[node].wake => {}
+                Event::Wake(_) => self.pump(node),
                 Event::Deliver { sent, answer } => self.deliver(node, sent, answer),
             }
             self.check()?;
@@ -245,7 +263,9 @@ impl World {
         }
         if let Some(at) = self.nodes[node].election.wake(now) {
             let at = self.world_time(node, at).max(self.now + 1);
-            self.push(at, node, Event::Wake);
+            self.nodes[node].wake += 1;
+            let number = self.nodes[node].wake;
+            self.push(at, node, Event::Wake(Some(number)));
         }
     }
 
@@ -302,7 +322,7 @@ impl World {
                 self.processes[node] += 1;
                 let fresh = self.node(node);
                 self.nodes[node] = fresh;
-                self.push(at, node, Event::Wake);
+                self.push(at, node, Event::Wake(None));
             }
             5 => {
                 let drain = Duration::from_micros(self.below(2 * SECOND));
@@ -311,19 +331,15 @@ impl World {
                     self.nodes[node].said = Some(self.nodes[node].election.role(now));
                 }
                 self.nodes[node].election.give_up(to, now + drain, now);
-                self.push(self.now, node, Event::Wake);
+                self.push(self.now, node, Event::Wake(None));
             }
             6 | 7 => {
                 let alive = self.chance(50);
                 self.nodes[node].election.live(alive, now);
-                self.push(self.now, node, Event::Wake);
+                self.push(self.now, node, Event::Wake(None));
             }
             _ if self.loses_data => self.store.lose(),
             _ => {}
-        }
-        // In the end everybody serves.
-        for node in 0..self.nodes.len() {
-            self.push(CALM, node, Event::Wake);
         }
     }
 
@@ -396,7 +412,7 @@ fn simulate(seed: u64, broken: Option<Broken>, loses_data: bool) -> Result<u64, 
 #[test]
 fn there_are_never_two_primaries_and_always_one_again() {
     let terms: u64 = (0..seeds()).map(|seed| simulate(seed, None, false).unwrap()).sum();
-    assert!(terms > 3 * seeds(), "only {terms} terms: the faults do little");
+    assert!(terms > 2 * seeds(), "only {terms} terms: the faults do little");
 }
 
 #[test]
