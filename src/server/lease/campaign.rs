@@ -66,6 +66,7 @@ pub(super) struct UnderWay {
     episode: Episode,
 }
 
+/// Who waits for the lease to be given up.
 struct GivingUp {
     reply: Reply,
     /// So long at the most is it waited for.
@@ -106,7 +107,8 @@ impl<R: Rng> Campaign<R> {
                 break;
             }
             let draining = self.drain(now);
-            let wake = [self.election.wake(now), end, self.replies_due()].into_iter().flatten().min();
+            let wake = [self.election.wake(now), end, self.replies_due(), self.under_way.waits_again()];
+            let wake = wake.into_iter().flatten().min();
             let Self { commands, alive, under_way, calls, .. } = &mut self;
             tokio::select! {
                 command = commands.recv(), if end.is_none() => match command {
@@ -197,6 +199,7 @@ impl<R: Rng> Campaign<R> {
         if *waiting || wait_again.is_some_and(|again| now < again) {
             return;
         }
+        *wait_again = None;
         let Some(seen) = self.election.watched().cloned() else { return };
         *waiting = true;
         let store = self.store.clone();
@@ -229,6 +232,13 @@ impl<R: Rng> Campaign<R> {
             // It was aborted, which only this task does, when it ends.
             None => {}
         }
+    }
+}
+
+impl UnderWay {
+    /// When the store is to wait for a change again.
+    fn waits_again(&self) -> Option<Instant> {
+        self.wait_again.filter(|_| !self.waiting)
     }
 }
 

@@ -213,7 +213,8 @@ impl Lease {
 
     /// A planned hand-over: begins no new work (the role is a standby's), waits for what is in flight
     /// ([`drain`](LeaseBuilder::drain)), releases the lease, for `successor` first where one is named,
-    /// and waits until another is primary. The others have the first word for the lease's length.
+    /// and waits until another is primary. The successor has the first word for the lease's length,
+    /// and everybody else for another.
     ///
     /// # Errors
     /// It is not held, or the store has not taken the release within the lease's length.

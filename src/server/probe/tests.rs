@@ -52,10 +52,7 @@ async fn a_listener_that_takes_no_more_is_noticed_although_old_connections_live(
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (open, mut gate) = watch::channel(true);
-    let incoming = connections(listener, move || {
-        let is_open = *gate.borrow_and_update();
-        is_open
-    });
+    let incoming = connections(listener, move || *gate.borrow_and_update());
     let (_, health) = tonic_health::server::health_reporter();
     let server = Server::builder().add_service(health).serve_with_incoming(incoming);
     let _task = AbortOnDropHandle::new(tokio::spawn(async move { server.await.unwrap() }));

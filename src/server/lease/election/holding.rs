@@ -126,6 +126,12 @@ impl Holding {
         self.parting.is_some()
     }
 
+    /// How often the lease's length others have the first word, where it is being given up: the
+    /// successor, if one is named, and then everybody else.
+    pub(super) fn words_to_leave(&self) -> Option<u32> {
+        self.parting.as_ref().map(|parting| if parting.successor.is_some() { 2 } else { 1 })
+    }
+
     pub(super) fn is_draining(&self, now: Instant) -> bool {
         self.parting.as_ref().is_some_and(|parting| now < parting.drain_until)
     }

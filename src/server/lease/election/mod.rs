@@ -229,9 +229,9 @@ impl<R: Rng> Election<R> {
     /// It is no longer held, or not known to be: a read is next.
     fn step_down(&mut self, now: Instant) {
         if let Stand::Holding(holding) = &self.stand
-            && holding.is_parting()
+            && let Some(words) = holding.words_to_leave()
         {
-            self.stand_back = Some(now + self.timing.length);
+            self.stand_back = Some(now + self.timing.length * words);
         }
         self.stand = Stand::Watching(Watching::new(now));
     }
