@@ -47,6 +47,7 @@ pub(super) struct Campaign<R> {
     pub(super) store: Arc<dyn LeaseStore>,
     pub(super) claim: Claim,
     pub(super) published: Arc<Published>,
+    /// Always closed: then it can be waited for at any time.
     pub(super) calls: TaskTracker,
     pub(super) commands: mpsc::UnboundedReceiver<Command>,
     /// Whether this instance serves, where that is looked after, and what looks after it.
@@ -106,7 +107,7 @@ impl<R: Rng> Campaign<R> {
             if end.is_some_and(|end| now >= end || !self.election.may_hold()) {
                 break;
             }
-            let draining = self.drain(now);
+            let draining = self.election.is_draining(now);
             let wake = [self.election.wake(now), end, self.replies_due(), self.under_way.waits_again()];
             let wake = wake.into_iter().flatten().min();
             let Self { commands, alive, under_way, calls, .. } = &mut self;
@@ -143,17 +144,6 @@ impl<R: Rng> Campaign<R> {
         // Whoever waits is told by then: without a release the lease is over.
         let until = now + drain + self.timing.length;
         self.under_way.replies.push(GivingUp { reply, until, calls_left: None, last: None });
-    }
-
-    /// Whether a release waits for calls in flight.
-    fn drain(&mut self, now: Instant) -> bool {
-        let draining = self.election.is_draining(now);
-        if draining {
-            self.calls.close();
-        } else {
-            self.calls.reopen();
-        }
-        draining
     }
 
     fn replies_due(&self) -> Option<Instant> {

@@ -45,6 +45,22 @@ use crate::{
 /// An instance's part in who is primary: it campaigns from [`LeaseBuilder::campaign`] on, for ever,
 /// and whatever it loses it can win again. Cheap to clone.
 ///
+/// ```no_run
+/// # use tonic_failover::{InstanceId, server::{Lease, Probe, store::LeaseStore}};
+/// # async fn example(store: impl LeaseStore) -> Result<(), Box<dyn std::error::Error>> {
+/// let listener = tokio::net::TcpListener::bind("10.0.0.7:50051").await?;
+/// let probe = Probe::of(listener.local_addr()?);
+/// let address = InstanceId::new("10.0.0.7", 50051);
+/// let lease = Lease::builder(store, "counter-a", address).alive(&probe).campaign()?;
+/// if let Some(token) = lease.token() {
+///     println!("primary in term {token}");
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// A lease without a holder (never held, or its record deleted) is taken only after its length too: a
+/// holder may live that does not know yet.
+///
 /// When the last clone is dropped the role is [`Role::Unknown`] at once, and the lease is released in
 /// the background within a second; where the process ends before that, it is over when
 /// its length has passed. [`shutdown`](Self::shutdown) waits for it.
@@ -121,12 +137,14 @@ impl Lease {
         };
         let claim = Claim::new(instance, address, nonce::fresh());
         let (commands, orders) = mpsc::unbounded_channel();
+        let calls = TaskTracker::new();
+        calls.close();
         let shared = Shared {
             claim: claim.clone(),
             drain,
             length: timing.length,
             published: Arc::new(Published::new(claim.instance.clone())),
-            calls: TaskTracker::new(),
+            calls,
             store: Arc::new(Pulsed::new(store.clone(), pulse.clone())),
             commands,
             ended: CancellationToken::new(),
@@ -194,7 +212,8 @@ impl Lease {
     }
 
     /// What a hand-over waits for. Take a [token](TaskTracker::token), *then* look at the
-    /// [role](Self::role), and keep it until the work is done.
+    /// [role](Self::role), and keep it until the work is done. It is always closed, which hinders no
+    /// token, and so can be waited for.
     pub fn calls(&self) -> &TaskTracker {
         &self.0.calls
     }

@@ -109,9 +109,10 @@ impl Holding {
 
     /// Nothing is left to wait for at `now`.
     pub(super) fn drained(&mut self, now: Instant) {
-        if let Some(parting) = &mut self.parting {
-            parting.drain_until = parting.drain_until.min(now);
-            parting.next_release = parting.next_release.min(now);
+        // Not once more for a release that has been tried: that goes at its own pace.
+        if let Some(parting) = self.parting.as_mut().filter(|parting| now < parting.drain_until) {
+            parting.drain_until = now;
+            parting.next_release = now;
         }
     }
 

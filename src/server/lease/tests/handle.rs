@@ -14,6 +14,16 @@ fn lease(memory: &Memory, instance: &str) -> Lease {
     Lease::builder(memory.store(), instance, InstanceId::new("127.0.0.1", 1)).campaign().unwrap()
 }
 
+/// Serves the health service on a runtime.
+fn serve(runtime: &runtime::Runtime, listener: std::net::TcpListener) {
+    runtime.spawn(async move {
+        let (_, health) = tonic_health::server::health_reporter();
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        let incoming = tonic::transport::server::TcpIncoming::from(listener);
+        tonic::transport::Server::builder().add_service(health).serve_with_incoming(incoming).await.unwrap();
+    });
+}
+
 async fn until(what: &str, mut is: impl FnMut() -> bool) {
     let soon = async {
         while !is() {
@@ -34,12 +44,7 @@ async fn a_runtime_without_a_worker_to_spare_does_not_lose_the_lease() {
         let address = listener.local_addr().unwrap();
         (listener, address)
     };
-    busy.spawn(async move {
-        let (_, health) = tonic_health::server::health_reporter();
-        let incoming =
-            tonic::transport::server::TcpIncoming::from(tokio::net::TcpListener::from_std(listener).unwrap());
-        tonic::transport::Server::builder().add_service(health).serve_with_incoming(incoming).await.unwrap();
-    });
+    serve(&busy, listener);
     let probe = Probe::of(address).grace(Duration::from_secs(60));
     let id = InstanceId::new("127.0.0.1", address.port());
     let mine = Lease::builder(memory.store(), "busy", id).alive(&probe).campaign().unwrap();
@@ -69,6 +74,36 @@ async fn a_runtime_without_a_worker_to_spare_does_not_lose_the_lease() {
     assert_eq!(memory.record().holder.unwrap().primary.token, token);
     drop(mine);
     busy.shutdown_background();
+}
+
+#[tokio::test]
+async fn a_primary_that_serves_nothing_is_taken_over_within_five_seconds() {
+    let memory = Memory::released();
+    // Its server has one worker, which will stand still: the process lives, its port is open, and
+    // connections are taken by the kernel.
+    let server = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    serve(&server, listener);
+    let id = InstanceId::new("127.0.0.1", address.port());
+    let mine = Lease::builder(memory.store(), "hangs", id).alive(&Probe::of(address)).campaign().unwrap();
+    until("it is primary", || mine.token().is_some()).await;
+    let other = lease(&memory, "other");
+    until("the other knows", || other.primary().is_some()).await;
+    let (go_on, stands_still) = std::sync::mpsc::channel::<()>();
+    server.spawn(async move {
+        let _ = stands_still.recv();
+    });
+    let at = Instant::now();
+    until("the other is primary", || other.token().is_some()).await;
+    assert!(at.elapsed() <= Duration::from_secs(5), "{:?}", at.elapsed());
+    assert_eq!(mine.token(), None);
+    // It serves again, and may be primary again.
+    drop(go_on);
+    other.shutdown().await;
+    until("it is primary again", || mine.token().is_some()).await;
+    server.shutdown_background();
 }
 
 #[tokio::test]

@@ -492,6 +492,23 @@ fn a_store_that_refuses_for_ever_makes_no_hot_loop() {
 }
 
 #[test]
+fn a_release_that_fails_for_ever_makes_no_hot_loop() {
+    let mut bench = Bench::holding();
+    let (mut steps, end) = (0, bench.at(60_000));
+    while bench.now < end {
+        // Said again and again.
+        bench.election.live(false, bench.now);
+        while let Some(step) = bench.election.next(bench.now) {
+            steps += 1;
+            bench.answer(step, Some(&unavailable()));
+            bench.election.live(false, bench.now);
+        }
+        bench.now = bench.election.wake(bench.now).expect("it goes on");
+    }
+    assert!((200..900).contains(&steps), "{steps} steps in a minute");
+}
+
+#[test]
 fn a_holder_that_may_not_renew_learns_from_reads_that_another_holds() {
     let mut bench = Bench::holding();
     let term = bench.other_acquires();
