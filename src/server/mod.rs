@@ -10,9 +10,14 @@
 //!                                  Probe (through the serving listener)
 //! ```
 
+mod lease;
+mod probe;
+mod pulse;
 mod registration;
 pub mod store;
 
+pub use lease::{CampaignError, HandOverError, HandedOver, Lease, LeaseBuilder};
+pub use probe::{Probe, ProbeError};
 pub use registration::{
     NotDrained, Registration, RegistrationBuilder, RegistrationError, RegistrationHealth, RegistrationStatus,
 };
