@@ -4,6 +4,8 @@
 //! when the primary does, and the *heartbeat*, which changes with each renewal. Every step is a
 //! comparison and a write in one: it is done when what was read is still so, and not at all otherwise.
 
+mod file;
+
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
@@ -14,6 +16,8 @@ use crate::{
     instance::InstanceId,
     role::{FencingToken, Primary},
 };
+
+pub use self::file::{FileLeaseStore, FileLeaseStoreBuilder, InvalidFileStore};
 
 /// Which write a value in a store is from. Two reads that give the same version have seen the
 /// same write. What the number counts is the store's own affair; it need not grow.
