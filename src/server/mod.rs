@@ -11,8 +11,10 @@
 //! ```
 
 mod registration;
+mod state;
 pub mod store;
 
 pub use registration::{
     NotDrained, Registration, RegistrationBuilder, RegistrationError, RegistrationHealth, RegistrationStatus,
 };
+pub use state::{FencedState, FencedStateBuilder, InvalidState, StateError, UpdateError};

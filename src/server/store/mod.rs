@@ -5,6 +5,7 @@
 //! comparison and a write in one: it is done when what was read is still so, and not at all otherwise.
 
 mod file;
+pub(in crate::server) mod key;
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 

@@ -2,13 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The longest name of a value. Our choice: with its prefix it is far below the 255 bytes that
-/// file systems take.
-const LONGEST_KEY: usize = 64;
-
-/// Why a name cannot be a value's.
-pub(super) const KEY_RULE: &str =
-    "a key has 1 to 64 letters, digits, `-`, `_` or `.`, and does not begin with `.`";
+use crate::server::store::key::is_key;
 
 /// The names in the directory at one moment.
 #[derive(Debug, Default)]
@@ -61,12 +55,6 @@ pub(super) fn state(token: u64, key: &str) -> String {
 /// A file that is being written for a term.
 pub(super) fn unfinished(token: u64, random: u64) -> String {
     format!("unfinished-{token:020}-{random:016x}")
-}
-
-/// Whether a value may be called so.
-pub(super) fn is_key(key: &str) -> bool {
-    let letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    (1..=LONGEST_KEY).contains(&key.len()) && !key.starts_with('.') && key.chars().all(letter)
 }
 
 // === impl Listing ===
@@ -182,13 +170,6 @@ mod tests {
             prop_assert!(is_key(&key));
             let listing = Listing::of([state(token, &key)]);
             prop_assert_eq!(listing.keys(token).collect::<Vec<_>>(), vec![key.as_str()]);
-        }
-    }
-
-    #[test]
-    fn keys_that_are_none_are_refused() {
-        for key in ["", ".", "..", ".hidden", "a/b", "a b", "ä", &"x".repeat(65)] {
-            assert!(!is_key(key), "{key:?}");
         }
     }
 

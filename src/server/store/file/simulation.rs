@@ -204,7 +204,10 @@ impl Process {
         if !never && !record.released && now < since + LENGTH {
             return;
         }
-        let sent = self.seat.inner().now;
+        let (sent, before) = {
+            let inner = self.seat.inner();
+            (inner.now, inner.tokens)
+        };
         let acquired = self.terms.acquire(&record, &self.claim);
         if self.seat.is_dead() {
             return;
@@ -218,11 +221,10 @@ impl Process {
             self.seen = None;
             self.renewed = sent;
             let mut inner = self.seat.inner();
-            if term.token.get() <= inner.tokens {
-                let what = format!("token {} after {}", term.token, inner.tokens);
-                inner.violated(what);
+            if term.token.get() <= before {
+                inner.violated(format!("token {} after {before}", term.token));
             }
-            inner.tokens = term.token.get();
+            inner.tokens = inner.tokens.max(term.token.get());
             inner.count("terms");
             if sent + LENGTH - MARGIN > inner.now {
                 inner.primary(self.seat.id, sent + LENGTH - MARGIN);

@@ -8,7 +8,7 @@ use super::{
     names,
     terms::{Rule, Terms},
 };
-use crate::server::store::{StoreError, Stored, Term, Version, Write};
+use crate::server::store::{StoreError, Stored, Term, Version, Write, key};
 
 /// The longest value, in bytes. Our choice: each write writes it whole.
 pub(super) const LONGEST_VALUE: usize = 16 * 1024 * 1024;
@@ -33,11 +33,11 @@ impl Terms {
         }
     }
 
-    fn check_key(&self, key: &str) -> Result<(), StoreError> {
-        if names::is_key(key) {
+    fn check_key(&self, name: &str) -> Result<(), StoreError> {
+        if key::is_key(name) {
             return Ok(());
         }
-        Err(StoreError::Refused { reason: format!("{key:?} cannot be a key: {}", names::KEY_RULE) })
+        Err(StoreError::Refused { reason: format!("{name:?} cannot be a key: {}", key::RULE) })
     }
 
     fn value(&self, token: u64, key: &str) -> Result<Option<Stored>, StoreError> {
