@@ -27,9 +27,9 @@ mod directory;
 mod error;
 mod lane;
 mod names;
-#[cfg(test)]
-mod simulation;
 mod terms;
+#[cfg(test)]
+mod tests;
 mod values;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};

@@ -54,15 +54,29 @@ impl Terms {
 
     /// Writes the value of the term.
     pub(super) fn write(&self, term: &Term, write: &Write) -> Result<Version, StoreError> {
+        let written = Written { token: term.token.get(), sequence: write.sequence };
+        let again = self.was_attempted(&write.key, written);
+        self.put(term, write, written).map_err(|error| match error {
+            StoreError::Superseded | StoreError::Conflict | StoreError::Unanswered { .. } => error,
+            // It says that this sending has written nothing, and nothing of the one before.
+            _ if again => StoreError::Unanswered { source: Arc::new(error) },
+            _ => error,
+        })
+    }
+
+    fn was_attempted(&self, key: &str, written: Written) -> bool {
+        self.attempted.lock().get(key) == Some(&written)
+    }
+
+    fn put(&self, term: &Term, write: &Write, written: Written) -> Result<Version, StoreError> {
         self.check_key(&write.key)?;
         if write.value.len() > LONGEST_VALUE {
             return Err(StoreError::TooLarge { size: write.value.len(), limit: LONGEST_VALUE });
         }
-        let token = term.token.get();
-        let written = Written { token, sequence: write.sequence };
+        let token = written.token;
         let listing = self.look().map_err(FileError::undone)?;
         if !self.goes_on(&listing, term).map_err(FileError::undone)? {
-            if self.attempted.lock().get(&write.key) != Some(&written) {
+            if !self.was_attempted(&write.key, written) {
                 return Err(StoreError::Superseded);
             }
             self.directory.sync().map_err(FileError::perhaps_done)?;
