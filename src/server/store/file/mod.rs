@@ -44,12 +44,10 @@ pub use self::error::InvalidFileStore;
 
 /// A lease in a directory, for processes on one host.
 ///
-/// ```
+/// ```no_run
 /// # use tonic_failover::server::store::FileLeaseStore;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let directory = tempfile::tempdir()?;
-/// # let directory = directory.path();
-/// let store = FileLeaseStore::new(directory)?; // say, "/var/lib/counter/lease"
+/// let store = FileLeaseStore::new("/var/lib/counter/lease")?;
 /// # Ok(()) }
 /// ```
 ///
