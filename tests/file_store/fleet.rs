@@ -22,6 +22,8 @@ pub(crate) struct Process {
     child: Child,
     reader: Option<JoinHandle<()>>,
     pub(crate) lines: mpsc::Receiver<String>,
+    /// Those that were looked at already.
+    told: Vec<String>,
 }
 
 /// What one process has told.
@@ -55,7 +57,7 @@ impl Process {
                 }
             }
         });
-        Self { child, reader: Some(reader), lines }
+        Self { child, reader: Some(reader), lines, told: Vec::new() }
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -72,7 +74,16 @@ impl Process {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         self.reader.take().unwrap().join().unwrap();
-        Told::of(self.lines.try_iter())
+        let mut told = std::mem::take(&mut self.told);
+        told.extend(self.lines.try_iter());
+        Told::of(&told)
+    }
+
+    /// Until when it takes itself for the primary, as far as it has told; and how many terms it has begun.
+    pub(crate) fn primary_until(&mut self) -> (u64, usize) {
+        self.told.extend(self.lines.try_iter());
+        let told = Told::of(&self.told);
+        (told.primary.last().map_or(0, |(_, until)| *until), told.tokens.len())
     }
 }
 
@@ -84,7 +95,7 @@ impl Drop for Process {
 }
 
 impl Told {
-    fn of(lines: impl Iterator<Item = String>) -> Self {
+    fn of(lines: &[String]) -> Self {
         let mut told = Self::default();
         let mut calls: BTreeMap<u64, Call> = BTreeMap::new();
         for line in lines {
