@@ -126,7 +126,7 @@ impl Campaign {
 async fn count(state: FencedState<u64>, calls: Arc<AtomicU64>) {
     loop {
         let id = calls.fetch_add(1, Ordering::Relaxed);
-        let get = id % 4 == 0;
+        let get = id.is_multiple_of(4);
         let called = now();
         println!("@ call {id} {} {called}", if get { "get" } else { "increment" });
         let answer = if get {

@@ -87,13 +87,10 @@ impl Terms {
             Some(stored) => stored.version,
             None => Version::ABSENT,
         };
-        let new = contents::value_version(written);
-        if version == new {
-            // It was sent before, and is there. A name may not have outlasted the machine yet.
-            self.directory.sync().map_err(FileError::perhaps_done)?;
-            return Ok(new);
-        }
         if version != write.expected {
+            // Perhaps it is this very write, sent before: its name must outlast the machine before
+            // anybody goes by it.
+            self.directory.sync().map_err(FileError::perhaps_done)?;
             return Err(StoreError::Conflict);
         }
         let file = self.directory.lasting(token, &contents::value(written, &write.value));
@@ -108,7 +105,7 @@ impl Terms {
         }
         self.directory.sync().map_err(FileError::perhaps_done)?;
         if !self.keeps(Rule::LookAfterWriting) {
-            return Ok(new);
+            return Ok(contents::value_version(written));
         }
         self.settle(term, &write.key, written)
     }

@@ -51,8 +51,10 @@ fn run(seed: u64, without: Option<Rule>) -> (BTreeMap<&'static str, u32>, Vec<St
             0 => Fate::Die,
             1..3 => Fate::Fail(io::ErrorKind::StorageFull),
             3..5 => Fate::Fail(io::ErrorKind::Other),
-            5..25 => {
-                let length = 1 + inner.draw(3 * LENGTH);
+            5..35 => {
+                // Any, or about as long as nobody misses a renewal.
+                let any = inner.draw(2) == 0;
+                let length = if any { 1 + inner.draw(3 * LENGTH) } else { LENGTH / 2 + inner.draw(LENGTH) };
                 paused.insert(chosen, now + length);
                 continue;
             }

@@ -179,7 +179,17 @@ impl Process {
         let value: Vec<u8> = log.iter().flat_map(|write| write.to_be_bytes()).collect();
         let write = Write::new("log", expected, self.sequence, Bytes::from(value));
         for _ in 0..3 {
-            let written = self.terms.write(term, &write);
+            let mut written = self.terms.write(term, &write);
+            if matches!(written, Err(StoreError::Conflict)) {
+                // Sent before, and there.
+                match self.terms.load(term, "log") {
+                    Ok(Some(stored)) if stored.token == term.token && stored.sequence == self.sequence => {
+                        written = Ok(stored.version);
+                    }
+                    Ok(_) => {}
+                    Err(_) => break,
+                }
+            }
             if self.seat.is_dead() {
                 return;
             }
