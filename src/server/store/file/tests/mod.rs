@@ -29,7 +29,11 @@ const PROCESSES: usize = 3;
 fn run(seed: u64, without: Option<Rule>) -> (BTreeMap<&'static str, u32>, Vec<String>) {
     let directory = tempfile::tempdir().unwrap();
     let world = Arc::new(World::default());
-    world.inner.lock().random = seed;
+    {
+        let mut inner = world.inner.lock();
+        inner.random = seed;
+        inner.leases_only = seed % 3 == 2;
+    }
     let mut threads: Vec<_> = (0..PROCESSES).map(|id| start(&world, directory.path(), id, without)).collect();
     let mut live: Vec<usize> = (0..PROCESSES).collect();
     let mut paused: BTreeMap<usize, u64> = BTreeMap::new();
@@ -51,10 +55,10 @@ fn run(seed: u64, without: Option<Rule>) -> (BTreeMap<&'static str, u32>, Vec<St
             0 => Fate::Die,
             1..3 => Fate::Fail(io::ErrorKind::StorageFull),
             3..5 => Fate::Fail(io::ErrorKind::Other),
-            5..35 => {
-                // Any, or about as long as nobody misses a renewal.
-                let any = inner.draw(2) == 0;
-                let length = if any { 1 + inner.draw(3 * LENGTH) } else { LENGTH / 2 + inner.draw(LENGTH) };
+            5..25 => {
+                // Any, or about as long as a lease.
+                let any = 1 + inner.draw(3 * LENGTH);
+                let length = if inner.leases_only { LENGTH / 2 + inner.draw(LENGTH) } else { any };
                 paused.insert(chosen, now + length);
                 continue;
             }

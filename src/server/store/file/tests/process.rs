@@ -115,17 +115,19 @@ impl Process {
     fn serve(&mut self, term: &Term) {
         let (now, choice) = {
             let mut inner = self.seat.inner();
-            (inner.now, inner.draw(60))
+            (inner.now, if inner.leases_only { None } else { Some(inner.draw(60)) })
         };
         if now >= self.renewed + RENEWAL {
             self.renew(term);
-        } else if choice == 0 {
+        } else if choice == Some(0) {
             let _ = self.terms.release(term, None);
             self.lost();
-        } else if choice < 20 {
+        } else if choice.is_some_and(|choice| choice < 20) {
             self.load(term);
-        } else {
+        } else if choice.is_some() {
             self.write(term);
+        } else {
+            let _ = self.seat.enter("idle");
         }
     }
 

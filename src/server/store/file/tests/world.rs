@@ -29,6 +29,8 @@ pub(super) struct Inner {
     pub(super) waiting: BTreeSet<usize>,
     pub(super) granted: Option<(usize, Fate)>,
     pub(super) random: u64,
+    /// Nobody reads or writes, so that all calls are about who is primary.
+    pub(super) leases_only: bool,
     /// Until when each process takes itself for the primary.
     pub(super) until: BTreeMap<usize, u64>,
     pub(super) next_write: u32,
