@@ -328,6 +328,22 @@ async fn a_new_term_goes_on_from_what_others_have_written_meanwhile() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_term_loads_the_value_before_anybody_asks_and_once() {
+    let store = Scripted::new();
+    store.put(FencingToken::new(1), 1, "7".into());
+    let (state, _terms) = state::<u64>(&store);
+    let known = async {
+        while state.possibly_stale().is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(60), known).await.expect("it is loaded");
+    assert_eq!(add(&state).await.unwrap(), 8);
+    assert_eq!(add(&state).await.unwrap(), 9);
+    assert_eq!((store.count(&store.loads), store.count(&store.writes)), (1, 2));
+}
+
+#[tokio::test(start_paused = true)]
 async fn reads_share_one_confirmation_and_none_is_answered_without() {
     let store = Scripted::new();
     let (state, _terms) = state(&store);

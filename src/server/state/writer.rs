@@ -102,7 +102,9 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
                     leased = changed.is_ok();
                     if let Some(term) = current(&self.terms) {
                         // What goes wrong now is told to whoever asks first.
-                        let _ = self.load(&term).await;
+                        if let Ok(loaded) = self.load(&term).await {
+                            self.keep(loaded);
+                        }
                     }
                 }
             }

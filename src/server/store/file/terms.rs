@@ -148,19 +148,17 @@ impl Terms {
         let content = contents::claim(token, claim);
         let file = self.directory.lasting(token, &content).map_err(FileError::undone)?;
         let name = names::claim(token);
+        // Kept from now on, so that a claim that was made after all can be gone on with.
+        let waiting = claimed.insert(Claimed { token, over: seen.clone() });
         let first =
             if self.keeps(Rule::ClaimByLink) { file.link(&name) } else { file.rename(&name).map(|()| true) };
-        match first {
-            Ok(true) => {}
-            Ok(false) => return Err(StoreError::Superseded),
+        let begun = match first {
+            Ok(true) => self.begin(waiting),
+            Ok(false) => Err(StoreError::Superseded),
             // A later term's holder has cleared the finished file away.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(self.why_cleared(token, error));
-            }
-            Err(error) => return Err(error.of_the_deed()),
-        }
-        let waiting = claimed.insert(Claimed { token, over: seen.clone() });
-        let begun = self.begin(waiting);
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(self.why_cleared(token, error)),
+            Err(error) => Err(error.of_the_deed()),
+        };
         if !matches!(begun, Err(StoreError::Unanswered { .. })) {
             *claimed = None;
         }

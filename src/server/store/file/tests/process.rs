@@ -120,8 +120,9 @@ impl Process {
         if now >= self.renewed + RENEWAL {
             self.renew(term);
         } else if choice == Some(0) {
-            let _ = self.terms.release(term, None);
+            // Primary no more from here on: another may be before this returns.
             self.lost();
+            let _ = self.terms.release(term, None);
         } else if choice.is_some_and(|choice| choice < 20) {
             self.load(term);
         } else if choice.is_some() {
@@ -240,5 +241,10 @@ pub(super) fn start(
     let claim = claim("counter", id);
     world.inner.lock().running += 1;
     let process = Process { seat, terms, claim, seen: None, term: None, sequence: 0, renewed: 0 };
-    std::thread::spawn(move || process.live())
+    let thread = std::thread::spawn(move || process.live());
+    // Until it stands before its first call, so that one runs at a time.
+    let mut inner = world.inner.lock();
+    world.changed.wait_while(&mut inner, |inner| inner.running > 0);
+    drop(inner);
+    thread
 }
