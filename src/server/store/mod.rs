@@ -196,7 +196,8 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     async fn renew(&self, term: &Term) -> Result<(), StoreError>;
 
     /// Marks the lease as given up, for `successor` first if one is named, if the holder is still
-    /// the term's. Nothing can be written in this term afterwards.
+    /// the term's. Nothing can be written in this term afterwards. Another may hold the lease before
+    /// this returns: whoever calls it ceases to be primary first.
     ///
     /// # Errors
     /// [`Superseded`](StoreError::Superseded) where it is not, which is as good.
