@@ -168,6 +168,11 @@ async fn start() {
     for directory in std::io::stdin().lines() {
         let store = FileLeaseStore::new(directory.unwrap()).unwrap();
         let record = store.read().await.unwrap();
+        // Another's claim is waited for, not taken over.
+        if record != LeaseRecord::empty() {
+            println!("@ lost");
+            continue;
+        }
         match store.acquire(&record, &claim("counter")).await {
             Ok(term) => println!("@ won {}", term.token),
             Err(StoreError::Superseded) => println!("@ lost"),
