@@ -74,6 +74,7 @@ impl Process {
         if self.seat.is_dead() {
             return;
         }
+        let is_new = acquired.is_ok();
         let term = match acquired {
             Ok(term) => Some(term),
             Err(StoreError::Unanswered { .. }) => self.own_term(),
@@ -83,7 +84,8 @@ impl Process {
             self.seen = None;
             self.renewed = sent;
             let mut inner = self.seat.inner();
-            if term.token.get() <= before {
+            // One without an answer may be the term that this process has left before.
+            if is_new && term.token.get() <= before {
                 inner.violated(format!("token {} after {before}", term.token));
             }
             inner.tokens = inner.tokens.max(term.token.get());
