@@ -14,6 +14,7 @@ mod lease;
 mod probe;
 mod pulse;
 mod registration;
+mod state;
 pub mod store;
 
 pub use lease::{CampaignError, HandOverError, HandedOver, Lease, LeaseBuilder};
@@ -21,3 +22,4 @@ pub use probe::{Probe, ProbeError};
 pub use registration::{
     NotDrained, Registration, RegistrationBuilder, RegistrationError, RegistrationHealth, RegistrationStatus,
 };
+pub use state::{FencedState, FencedStateBuilder, InvalidState, StateError, UpdateError};

@@ -5,6 +5,8 @@
 //! comparison and a write in one: it is done when what was read is still so, and not at all otherwise.
 
 mod consul;
+mod file;
+pub(in crate::server) mod key;
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
@@ -18,6 +20,7 @@ use crate::{
 };
 
 pub use consul::{ConsulLeaseStore, ConsulLeaseStoreBuilder, InvalidConsulStore};
+pub use self::file::{FileLeaseStore, FileLeaseStoreBuilder, InvalidFileStore};
 
 /// Which write a value in a store is from. Two reads that give the same version have seen the
 /// same write. What the number counts is the store's own affair; it need not grow.
@@ -195,7 +198,8 @@ pub trait LeaseStore: fmt::Debug + Send + Sync + 'static {
     async fn renew(&self, term: &Term) -> Result<(), StoreError>;
 
     /// Marks the lease as given up, for `successor` first if one is named, if the holder is still
-    /// the term's. Nothing can be written in this term afterwards.
+    /// the term's. Nothing can be written in this term afterwards. Another may hold the lease before
+    /// this returns: whoever calls it ceases to be primary first.
     ///
     /// # Errors
     /// [`Superseded`](StoreError::Superseded) where it is not, which is as good.
