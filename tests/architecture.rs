@@ -11,9 +11,39 @@ use std::{
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("instance.rs", &["client"]), // in a doc link
     ("role.rs", &["instance"]),
+    ("not_primary.rs", &["instance", "role"]),
     ("consul", &["consul", "instance", "Instance", "InstanceId", "Snapshot"]),
-    ("client", &["client", "consul", "instance", "Instance", "InstanceId", "Snapshot"]),
-    ("server", &["server", "consul", "instance", "role", "InstanceId", "FencingToken", "Primary", "Role"]),
+    (
+        "client",
+        &[
+            "client",
+            "consul",
+            "instance",
+            "FencingToken",
+            "Instance",
+            "InstanceId",
+            "NotPrimary",
+            "Primary",
+            "PrimaryLost",
+            "Snapshot",
+        ],
+    ),
+    (
+        "server",
+        &[
+            "server",
+            "consul",
+            "instance",
+            "not_primary",
+            "role",
+            "InstanceId",
+            "FencingToken",
+            "NotPrimary",
+            "Primary",
+            "PrimaryLost",
+            "Role",
+        ],
+    ),
     // It speaks the wire protocol, so that it cannot share a misreading.
     ("testkit", &["testkit"]),
     (

@@ -244,7 +244,12 @@ impl<'a> Wait<'a> {
 }
 
 impl Long<'_> {
-    fn poll(self: Pin<&mut Self>, endpoint: &Arc<Endpoint>, bounds: Bounds, cx: &mut Context<'_>) -> Poll<Ended> {
+    fn poll(
+        self: Pin<&mut Self>,
+        endpoint: &Arc<Endpoint>,
+        bounds: Bounds,
+        cx: &mut Context<'_>,
+    ) -> Poll<Ended> {
         let mut this = self.project();
         if this.given_up.poll(cx).is_ready() {
             return Poll::Ready(Ended::Abandoned);

@@ -127,7 +127,8 @@ impl Latecomers {
     fn close(&self) {
         let mut list = self.list.lock();
         list.closed = true;
-        let late: Vec<_> = list.waiting.iter_mut().map(|(_, it)| (it.late = true, it.waker.clone()).1).collect();
+        let late: Vec<_> =
+            list.waiting.iter_mut().map(|(_, it)| (it.late = true, it.waker.clone()).1).collect();
         drop(list);
         late.into_iter().for_each(Waker::wake);
     }
@@ -163,10 +164,7 @@ impl Drop for Place<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        future::poll_fn,
-        task::Poll,
-    };
+    use std::{future::poll_fn, task::Poll};
 
     use tokio::{task::yield_now, time::Instant};
     use tokio_util::task::AbortOnDropHandle;

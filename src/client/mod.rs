@@ -47,6 +47,8 @@ mod methods;
 mod options;
 mod outcome;
 mod policy;
+mod primary;
+mod recording;
 pub mod registry;
 mod replay;
 mod report;

@@ -10,4 +10,7 @@
 //!                                  Probe (through the serving listener)
 //! ```
 
+mod fence;
 pub mod store;
+
+pub use self::fence::{Fence, FenceFuture, FenceLayer, RoleSource};
