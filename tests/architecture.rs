@@ -188,7 +188,7 @@ fn no_source_is_longer_than_400_lines_without_its_tests() {
 
 /// Tables whose rows name tests in their last column: the page, how its rows begin, and
 /// how many there are at least.
-const SHOWN: &[(&str, &str, usize)] = &[("docs/requirements.md", "| R", 29), ("docs/judging.md", "| J", 32)];
+const SHOWN: &[(&str, &str, usize)] = &[("docs/requirements.md", "| R", 29), ("docs/judging.md", "| J", 34)];
 
 #[test]
 fn each_row_of_a_table_names_tests_that_exist() {

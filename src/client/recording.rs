@@ -62,9 +62,12 @@ impl Recording {
 
     /// The body of one attempt. `None` where it cannot be sent from its beginning any more.
     pub(crate) fn attempt(&self) -> Option<Body> {
-        let tape = self.0.lock();
-        tape.sent.as_ref()?;
-        Some(Body::new(Play { tape: self.0.clone(), turn: tape.turn, place: 0 }))
+        let turn = {
+            let tape = self.0.lock();
+            tape.sent.is_some().then_some(tape.turn)?
+        };
+        // Asks it at once whether it has ended, which takes the lock.
+        Some(Body::new(Play { tape: self.0.clone(), turn, place: 0 }))
     }
 
     /// Takes it back. False where it cannot be sent again.
@@ -151,7 +154,7 @@ mod tests {
     fn recording(limit: usize) -> (tokio::sync::mpsc::Sender<&'static str>, Recording) {
         let (sender, receiver) = tokio::sync::mpsc::channel(8);
         let frames = ReceiverStream::new(receiver)
-            .map(|text: &str| Ok(Frame::data(Bytes::from_static(text.as_bytes()))));
+            .map(|text: &'static str| Ok::<_, Status>(Frame::data(Bytes::from_static(text.as_bytes()))));
         (sender, Recording::new(Frames::before(Kept::default(), Body::new(StreamBody::new(frames))), limit))
     }
 

@@ -61,12 +61,13 @@ pub(super) async fn run(
         let sent = request.attempt(attempt_body, tries);
         let instance = endpoint.instance().clone();
         let at = Attempt { id: &instance.id, serial: endpoint.serial(), sent: Instant::now() };
-        let (ended, tried) = {
+        let tried = turn.is_some();
+        let (ended, turn) = {
             let attempt =
                 pin!(attempt(&endpoint, sent, context.whole(), given_up, context.latecomers(), bounds));
             match turn {
-                None => (attempt.await, false),
-                Some(turn) => (try_it(attempt, turn, lookout, at).await, true),
+                None => (attempt.await, None),
+                Some(turn) => try_it(attempt, turn, lookout, at).await,
             }
         };
         let wait = match ended {
@@ -86,6 +87,7 @@ pub(super) async fn run(
                 if tried {
                     lookout.answered(at);
                 }
+                drop(turn);
                 match serial::judge(context, &answer, &endpoint, body, tries) {
                     Some(wait) => wait,
                     None => return Ok(Answered { answer, endpoint, attempts: tries.made }),
@@ -93,7 +95,6 @@ pub(super) async fn run(
             }
             unanswered => serial::judge_unanswered(context, unanswered, &endpoint, body, tries)?,
         };
-        tries.on.push(endpoint.serial());
         drop(endpoint);
         if !wait.is_zero() {
             sleep_until(deadline.min(Instant::now() + wait)).await;
@@ -112,24 +113,25 @@ fn refusal(answer: &Answer) -> Option<(Status, NotPrimary)> {
     Some((status, refusal))
 }
 
-/// Waits for the end of an attempt that is to tell whether its instance is the primary.
-async fn try_it(
+/// Waits for the end of an attempt that is to tell whether its instance is the primary. Gives the turn back
+/// where that comes in time: the next one is to know what came of it.
+async fn try_it<'a>(
     mut attempt: impl Future<Output = Ended> + Unpin,
-    turn: Turn<'_>,
+    turn: Turn<'a>,
     lookout: &Lookout,
     at: Attempt<'_>,
-) -> Ended {
+) -> (Ended, Option<Turn<'a>>) {
     tokio::select! {
         biased;
-        ended = &mut attempt => return ended,
+        ended = &mut attempt => return (ended, Some(turn)),
         () = sleep(NOT_REFUSED_AFTER) => lookout.not_refused(at),
     }
     tokio::select! {
         biased;
-        ended = &mut attempt => return ended,
+        ended = &mut attempt => return (ended, Some(turn)),
         () = sleep(TURN - NOT_REFUSED_AFTER) => drop(turn),
     }
-    attempt.await
+    (attempt.await, None)
 }
 
 /// The search of one call.

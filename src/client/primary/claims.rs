@@ -151,11 +151,13 @@ impl Claims {
     }
 
     /// An attempt at the leader goes on for longer than a refusal takes.
-    pub(crate) fn not_refused(&mut self, attempt: Attempt<'_>, now: Instant) {
+    pub(crate) fn not_refused(&mut self, attempt: Attempt<'_>) {
         let Attempt { id, serial, sent } = attempt;
-        let leads = self.leader().is_some_and(|leader| leader.instance.id == *id && leader.open.is_none());
+        let leads =
+            self.leader().is_some_and(|leader| leader.instance.id == *id && leader.open != Some(serial));
         if leads && self.denied.get(id).is_none_or(|denial| denial.asked < sent) {
-            self.proven = Some(Proven { id: id.clone(), serial, since: now });
+            // Its refusal may come yet, and is no old news then.
+            self.proven = Some(Proven { id: id.clone(), serial, since: sent });
         }
     }
 

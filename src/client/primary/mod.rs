@@ -100,7 +100,7 @@ impl Lookout {
     }
 
     pub(crate) fn not_refused(&self, attempt: Attempt<'_>) {
-        self.change(|claims| claims.not_refused(attempt, Instant::now()));
+        self.change(|claims| claims.not_refused(attempt));
     }
 
     fn change(&self, change: impl FnOnce(&mut Claims)) {

@@ -7,9 +7,10 @@ use tokio::time::Instant;
 
 use super::Worker;
 use crate::{
-    FencingToken, Instance,
+    FencingToken, Instance, InstanceId, Primary,
     client::{
         choice::Aim,
+        endpoint::Endpoint,
         event::{FailoverEvent, RebindCause},
         primary::{Leader, Lookout},
     },
@@ -27,8 +28,8 @@ pub(super) struct Followed {
     primary: Option<Arc<Instance>>,
     /// The present one, as the status has it.
     pub(super) now: Option<(Arc<Instance>, Option<FencingToken>)>,
-    /// Another datacenter is to be looked in.
-    elsewhere: bool,
+    /// Named, and listed nowhere.
+    sought: Option<Primary>,
 }
 
 impl Followed {
@@ -38,7 +39,7 @@ impl Followed {
 
     /// Whether other datacenters are needed for it, known or not.
     pub(super) fn needs_others(&self) -> bool {
-        self.elsewhere
+        self.sought.is_some()
     }
 }
 
@@ -53,32 +54,45 @@ impl Worker {
         if let Some(tier) = id.and_then(|id| self.fleet.tier_of(id)).filter(|&tier| tier != in_use) {
             self.want(id.cloned(), tier, super::wants::KEPT_FOR, now);
         }
-        self.followed.elsewhere = lookout.sought().is_some();
-        if self.followed.elsewhere {
-            self.want_look_up();
+        let open = leader.filter(|leader| leader.open.is_some());
+        self.seek(lookout.sought().filter(|_| open.is_none()), now);
+        self.fleet.prefer(open.as_ref().map(|leader| &leader.instance.id));
+        self.followed.now = open.as_ref().map(|leader| (leader.instance.clone(), leader.token));
+        if let Some(leader) = open {
+            self.tell_primary(leader, in_use, now);
+        }
+    }
+
+    /// An instance was named that no registry lists: they are asked afresh, once, and those of other
+    /// datacenters are asked at all.
+    fn seek(&mut self, sought: Option<Primary>, now: Instant) {
+        if sought.is_some() {
             for tier in 1..self.sources.len() {
                 self.want(None, tier, SOUGHT_FOR, now);
             }
         }
-        let open = leader.filter(|leader| leader.open.is_some());
-        self.fleet.prefer(open.as_ref().map(|leader| &leader.instance.id));
-        self.followed.now = open.as_ref().map(|leader| (leader.instance.clone(), leader.token));
-        if let Some(leader) = open {
-            self.tell_primary(leader, now);
+        if sought != self.followed.sought {
+            self.followed.sought = sought;
+            if self.followed.sought.is_some() {
+                self.want_look_up();
+            }
         }
     }
 
-    fn want(&mut self, instance: Option<crate::InstanceId>, tier: usize, time: Duration, now: Instant) {
+    fn want(&mut self, instance: Option<InstanceId>, tier: usize, time: Duration, now: Instant) {
         let datacenter = Some(self.sources.get(tier).name.clone());
         self.wants.keep(Aim { instance, datacenter }, now + time);
     }
 
-    fn tell_primary(&mut self, leader: Leader, now: Instant) {
+    fn tell_primary(&mut self, leader: Leader, in_use: usize, now: Instant) {
         let Leader { instance: to, token, .. } = leader;
         if self.followed.primary.as_ref().is_some_and(|from| from.id == to.id) {
             return;
         }
-        if let Some(preferred) = self.publisher.current().preferred().filter(|it| it.instance().id != to.id) {
+        let is_other = |it: &&Arc<Endpoint>| it.instance().id != to.id;
+        if self.fleet.tier_of(&to.id) == Some(in_use)
+            && let Some(preferred) = self.publisher.current().preferred().filter(is_other)
+        {
             self.publisher.lost(preferred, RebindCause::PrimaryMoved, now);
         }
         let (service, from) = (self.publisher.service(), self.followed.primary.replace(to.clone()));

@@ -60,9 +60,14 @@ pub struct RoleSource(watch::Receiver<Role>);
 /// It goes around one service, or around all of a server: `grpc.health.v1.Health` and
 /// `grpc.reflection.*` are let through by their paths. Clones share one gate.
 ///
-/// ```ignore
-/// let fence = FenceLayer::new(&lease);
-/// Server::builder().add_service(health).add_service(fence.layer(CounterServer::new(counter)))
+/// ```
+/// use tonic_failover::{Role, server::{Fence, FenceLayer}};
+/// use tower::Layer;
+///
+/// /// For `Server::builder().add_service(..)`.
+/// fn fenced<S>(role: tokio::sync::watch::Receiver<Role>, counter: S) -> Fence<S> {
+///     FenceLayer::new(role).layer(counter)
+/// }
 /// ```
 #[derive(Clone)]
 pub struct FenceLayer {
