@@ -13,7 +13,7 @@ use tonic_failover::{
 
 use crate::{
     common::{
-        SOON, builder, consul, register,
+        SOON, builder, consul,
         scripted::{Act, Scripted},
         steady, until,
     },
@@ -178,5 +178,4 @@ async fn without_the_option_a_refusal_is_resent_once_and_ejects_nobody() {
     b.stands_by(None);
     let status = stage.increment("x", SOON).await.unwrap_err();
     assert!(NotPrimary::of(&status).is_some(), "as it came: {status:?}");
-    let _ = register;
 }

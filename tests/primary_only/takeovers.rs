@@ -13,9 +13,9 @@ use tonic_failover::{
 };
 
 use crate::{
-    common::{Callers, Method, SOON},
+    common::{Method, SOON},
     node::{Node, runs},
-    stage::{Stage, increment, kind, options},
+    stage::{Calls, Stage, increment, kind, options},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -25,9 +25,14 @@ async fn a_thousand_calls_wait_for_a_primary_and_ask_the_standbys_seldom() {
     let began = Instant::now();
     let mut calls = JoinSet::new();
     for n in 0..1000 {
-        calls.spawn(increment(stage.channel(), n.to_string(), SOON));
+        calls.spawn(increment(stage.channel(), n.to_string(), 3 * SOON));
     }
     sleep(Duration::from_millis(1500)).await;
+    // A busy machine takes a while for so many.
+    while a.asked().min(b.asked()) < 10 {
+        sleep(Duration::from_millis(5)).await;
+        assert!(began.elapsed() < SOON, "they are tried: {} and {} times", a.asked(), b.asked());
+    }
     let (asked, waited) = ([a.asked(), b.asked()], began.elapsed());
     b.leads(1);
     while let Some(reply) = calls.join_next().await {
@@ -38,7 +43,7 @@ async fn a_thousand_calls_wait_for_a_primary_and_ask_the_standbys_seldom() {
     // At most once in 50 ms each.
     let most = usize::try_from(waited.as_millis() / 50).unwrap() + 1;
     for (node, asked) in [&a, &b].into_iter().zip(asked) {
-        assert!((5..=most).contains(&asked), "{} was asked {asked} times in {waited:?}", node.name);
+        assert!(asked <= most, "{} was asked {asked} times in {waited:?}", node.name);
     }
     assert!(a.asked() <= most + 2, "{} when there was one", a.asked());
     assert_eq!((runs(&[&a, &b]).len(), b.ran(), a.ran()), (1000, 1000, 0));
@@ -50,15 +55,13 @@ async fn the_primary_dies_and_safe_calls_wait_for_its_successor() {
     let stage = Stage::ready(options(), vec![a.tagged(1), b.instance()]).await;
     a.leads(1);
     b.stands_by(Some(a.as_primary(1)));
-    let callers = Callers::start(&stage.client, 32, Method::Get);
-    callers.go_on_for(100).await;
+    let callers = Calls::start(&stage, 32, Method::Get);
+    callers.go_on_for(64).await;
     a.kill();
     sleep(Duration::from_millis(700)).await;
     b.leads(2);
-    callers.go_on_for(100).await;
-    let tally = callers.stop().await;
-    println!("{} calls, {} resent, slowest {:?}", tally.calls, tally.resent, tally.slowest);
-    assert!(tally.failed.is_empty(), "{:?}", tally.failed);
+    callers.go_on_for(64).await;
+    callers.stop("a death").await;
     stage.until_primary("b").await;
 }
 
