@@ -11,9 +11,39 @@ use std::{
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("instance.rs", &["client"]), // in a doc link
     ("role.rs", &["instance"]),
+    ("not_primary.rs", &["instance", "role"]),
     ("consul", &["consul", "instance", "Instance", "InstanceId", "Snapshot"]),
-    ("client", &["client", "consul", "instance", "Instance", "InstanceId", "Snapshot"]),
-    ("server", &["server", "consul", "instance", "role", "InstanceId", "FencingToken", "Primary", "Role"]),
+    (
+        "client",
+        &[
+            "client",
+            "consul",
+            "instance",
+            "FencingToken",
+            "Instance",
+            "InstanceId",
+            "NotPrimary",
+            "Primary",
+            "PrimaryLost",
+            "Snapshot",
+        ],
+    ),
+    (
+        "server",
+        &[
+            "server",
+            "consul",
+            "instance",
+            "not_primary",
+            "role",
+            "InstanceId",
+            "FencingToken",
+            "NotPrimary",
+            "Primary",
+            "PrimaryLost",
+            "Role",
+        ],
+    ),
     // It speaks the wire protocol, so that it cannot share a misreading.
     ("testkit", &["testkit"]),
     (
@@ -158,7 +188,7 @@ fn no_source_is_longer_than_400_lines_without_its_tests() {
 
 /// Tables whose rows name tests in their last column: the page, how its rows begin, and
 /// how many there are at least.
-const SHOWN: &[(&str, &str, usize)] = &[("docs/requirements.md", "| R", 29), ("docs/judging.md", "| J", 32)];
+const SHOWN: &[(&str, &str, usize)] = &[("docs/requirements.md", "| R", 29), ("docs/judging.md", "| J", 34)];
 
 #[test]
 fn each_row_of_a_table_names_tests_that_exist() {

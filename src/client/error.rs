@@ -188,6 +188,13 @@ pub enum CallErrorKind {
         /// Why it cannot be had.
         reason: String,
     },
+    /// The deadline passed, and no instance was found to be the primary, where calls go to it
+    /// alone ([`primary_only`](super::ServiceOptions::primary_only)). Its cause is the last refusal, if there
+    /// was one.
+    NoPrimary {
+        /// How far the search had come.
+        reason: String,
+    },
     /// As many calls are under way, or wait, as may.
     TooMany {
         /// The setting that says how many may.
@@ -205,7 +212,7 @@ pub enum CallErrorKind {
 impl CallError {
     pub(crate) fn new(kind: CallErrorKind, instance: Option<Arc<Instance>>, attempts: u32) -> Self {
         let code = match kind {
-            CallErrorKind::DeadlineExceeded => Code::DeadlineExceeded,
+            CallErrorKind::DeadlineExceeded | CallErrorKind::NoPrimary { .. } => Code::DeadlineExceeded,
             CallErrorKind::TooMany { .. } => Code::ResourceExhausted,
             _ => Code::Unavailable,
         };
@@ -275,6 +282,7 @@ impl CallErrorKind {
         match self {
             CallErrorKind::NothingUsable { .. }
             | CallErrorKind::NotAsChosen { .. }
+            | CallErrorKind::NoPrimary { .. }
             | CallErrorKind::TooMany { .. }
             | CallErrorKind::Refused
             | CallErrorKind::NeverSent
@@ -308,6 +316,7 @@ fn describe(kind: &CallErrorKind, instance: Option<&Instance>, attempts: u32) ->
         CallErrorKind::NeverSent => format!("never sent in {attempts} attempts, the last{to}"),
         CallErrorKind::ResponseCut => format!("the response to a call{to} was cut in its middle"),
         CallErrorKind::NotAsChosen { choice, reason } => format!("{choice} is not usable: {reason}"),
+        CallErrorKind::NoPrimary { reason } => format!("no instance is known to be the primary: {reason}"),
         CallErrorKind::TooMany { setting, limit } => {
             format!("too many calls at once: {setting} = {limit}")
         }

@@ -14,7 +14,7 @@ use tokio_stream::{
     wrappers::{BroadcastStream, errors::BroadcastStreamRecvError},
 };
 
-use crate::{Instance, consul::Denied, instance::Shown};
+use crate::{FencingToken, Instance, consul::Denied, instance::Shown};
 
 /// Something that happened to one service. Its `Display` is one plain sentence.
 #[derive(Clone, Debug)]
@@ -33,6 +33,18 @@ pub enum FailoverEvent {
         /// From the moment the loss was noticed (at the first binding: from the
         /// start) to the publication of the new binding.
         took: Duration,
+    },
+    /// Another instance is the primary: the first call has been served by it. Only where calls go to it alone
+    /// ([`primary_only`](super::ServiceOptions::primary_only)).
+    PrimaryChanged {
+        /// The service.
+        service: Arc<str>,
+        /// The one before; `None` at first.
+        from: Option<Arc<Instance>>,
+        /// The one now.
+        to: Arc<Instance>,
+        /// Of its term, where that is known.
+        token: Option<FencingToken>,
     },
     /// An instance failed and is left alone for a while.
     Ejected {
@@ -209,6 +221,8 @@ pub enum RebindCause {
     LeftRegistry,
     /// A more preferred datacenter is usable again.
     FailedBack,
+    /// Another instance is the primary.
+    PrimaryMoved,
 }
 
 // === impl FailoverEvent ===
@@ -219,6 +233,7 @@ impl FailoverEvent {
     pub(crate) fn is_trouble(&self) -> bool {
         match self {
             Self::Rebound { .. }
+            | Self::PrimaryChanged { .. }
             | Self::Readmitted { .. }
             | Self::ServingAgain { .. }
             | Self::FailedBack { .. }
@@ -252,6 +267,7 @@ impl fmt::Display for RebindCause {
             Self::NotServing => "says that it is not serving",
             Self::LeftRegistry => "left the registry",
             Self::FailedBack => "preferred datacenter is back",
+            Self::PrimaryMoved => "another is the primary",
         })
     }
 }
@@ -264,6 +280,13 @@ impl fmt::Display for FailoverEvent {
             }
             Self::Rebound { from: Some(from), to, cause, took, .. } => {
                 write!(f, "rebound from {from} to {to} ({cause}) in {:.1} ms", took.as_secs_f64() * 1e3)
+            }
+            Self::PrimaryChanged { from, to, token, .. } => {
+                write!(f, "{to} is the primary")?;
+                if let Some(token) = token {
+                    write!(f, " of term {token}")?;
+                }
+                from.as_ref().map_or(Ok(()), |from| write!(f, ", after {from}"))
             }
             Self::Ejected { instance, cause, retry_in, .. } => {
                 write!(f, "ejected {instance} ({cause}), next try in {:.1} s", retry_in.as_secs_f64())

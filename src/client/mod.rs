@@ -48,6 +48,8 @@ mod misspelt;
 mod options;
 mod outcome;
 mod policy;
+mod primary;
+mod recording;
 pub mod registry;
 mod replay;
 mod report;

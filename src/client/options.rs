@@ -78,6 +78,7 @@ pub struct ServiceOptions {
     pub(crate) descriptors: Vec<Vec<u8>>,
     pub(crate) hook: Option<Hook>,
     pub(crate) traffic: Traffic,
+    pub(crate) primary_only: bool,
 }
 
 impl ServiceOptions {
@@ -116,6 +117,7 @@ impl ServiceOptions {
             descriptors: Vec::new(),
             hook: None,
             traffic: Traffic::default(),
+            primary_only: false,
         }
     }
 

@@ -21,7 +21,10 @@ use http_body_util::StreamBody;
 use parking_lot::Mutex;
 use tonic::{Status, body::Body};
 
-use super::frames::{Frames, Kept};
+use super::{
+    frames::{Frames, Kept},
+    recording::Recording,
+};
 
 /// A request's body between attempts.
 pub(crate) enum ReplayBody {
@@ -29,11 +32,14 @@ pub(crate) enum ReplayBody {
     Whole(Kept),
     /// What was ready, and the rest; gone once an attempt has polled it.
     Leased(Arc<Mutex<Option<Frames>>>),
+    /// The same, kept while it is sent.
+    Recorded(Recording),
 }
 
 impl ReplayBody {
-    /// Takes what is ready, without waiting, up to `limit` bytes.
-    pub(crate) fn capture(mut body: Body, limit: usize, cx: &mut Context<'_>) -> Self {
+    /// Takes what is ready, without waiting, up to `limit` bytes. What is not there at once is
+    /// kept while it is sent, if it is to be recorded.
+    pub(crate) fn capture(mut body: Body, limit: usize, record: bool, cx: &mut Context<'_>) -> Self {
         let mut ready = Kept::default();
         let mut size = 0;
         loop {
@@ -61,7 +67,11 @@ impl ReplayBody {
                 Poll::Pending => break,
             }
         }
-        Self::Leased(Arc::new(Mutex::new(Some(Frames::before(ready, body)))))
+        let frames = Frames::before(ready, body);
+        if record {
+            return Self::Recorded(Recording::new(frames, limit));
+        }
+        Self::Leased(Arc::new(Mutex::new(Some(frames))))
     }
 
     /// Whether all of it is kept: then several attempts may be made at once.
@@ -77,6 +87,7 @@ impl ReplayBody {
                 Some(Body::new(Lease { rest: rest.clone(), taken: None }))
             }
             Self::Leased(_) => None,
+            Self::Recorded(recording) => recording.attempt(),
         }
     }
 
@@ -84,7 +95,11 @@ impl ReplayBody {
     /// longer begin to send it. False where it has begun: no other attempt can
     /// be made.
     pub(crate) fn reclaim(&mut self) -> bool {
-        let Self::Leased(place) = self else { return true };
+        let place = match self {
+            Self::Whole(_) => return true,
+            Self::Recorded(recording) => return recording.reclaim(),
+            Self::Leased(place) => place,
+        };
         let rest = place.lock().take();
         let is_whole = rest.is_some();
         *place = Arc::new(Mutex::new(rest));
@@ -132,7 +147,7 @@ mod tests {
     use super::*;
 
     fn capture(body: Body, limit: usize) -> ReplayBody {
-        ReplayBody::capture(body, limit, &mut Context::from_waker(std::task::Waker::noop()))
+        ReplayBody::capture(body, limit, false, &mut Context::from_waker(std::task::Waker::noop()))
     }
 
     fn stream(frames: &[&'static str]) -> Body {

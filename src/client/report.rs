@@ -20,6 +20,8 @@ pub(crate) enum Report {
     /// A call wants to go there, and found nothing. Answered once something there
     /// is published, or with why that is of no hope; a `patient` one is told only the former.
     Wanted { aim: Aim, patient: bool, reply: oneshot::Sender<Result<(), String>> },
+    /// Calls have found out something about who is primary.
+    Primary,
     /// A subscriber's own use of the channel of this generation failed.
     BindingFailed { generation: u64 },
     /// `update_grpc_client` was called.

@@ -26,6 +26,7 @@ use super::{
     headers::{GRPC_STATUS, find},
     outcome,
 };
+use crate::{NotPrimary, PrimaryLost};
 
 /// How long a body may be silent, with nothing else heard from its instance,
 /// before that is probed: a stream may live long without a word, and must still
@@ -95,14 +96,18 @@ impl WatchedBody {
     fn trailers(&mut self, trailers: &HeaderMap, now: Instant) {
         let Some(Live { context, endpoint }) = self.end() else { return };
         let code = find(trailers, &GRPC_STATUS).map_or(Code::Ok, |v| Code::from_bytes(v.as_bytes()));
-        if outcome::counts_against(code) {
-            endpoint.link().failed(context.failures_to_eject());
-        } else {
+        let status = if code == Code::Ok { None } else { Status::from_header_map(trailers) };
+        // That it is the primary no longer is no fault of an instance.
+        let of_roles =
+            |status: &Status| PrimaryLost::of(status).is_some() || NotPrimary::of(status).is_some();
+        if !outcome::counts_against(code) {
             endpoint.link().succeeded(now);
+        } else if status.as_ref().is_some_and(of_roles) {
+            endpoint.link().heard(now);
+        } else {
+            endpoint.link().failed(context.failures_to_eject());
         }
-        if code != Code::Ok
-            && let Some(status) = Status::from_header_map(trailers)
-        {
+        if let Some(status) = status {
             context.failed(Some(endpoint.instance()), self.attempts, &status, false);
         }
     }

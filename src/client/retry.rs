@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tonic::Code;
+use tonic::{Code, Status};
 use tower::util::rng::{HasherRng, Rng};
 
 use super::policy::{Backoff, Budget, Pushback, RetryRules};
+use crate::NotPrimary;
 
 /// The attempts of one call.
 #[derive(Debug, Default)]
@@ -18,6 +19,9 @@ pub(crate) struct Tries {
     pub(crate) counted: u32,
     /// One of them may have run: it was not merely refused.
     pub(crate) ran: bool,
+    /// Of them, those that were refused by who is not the primary, and sent on for it:
+    /// no bound counts them.
+    pub(crate) elsewhere: u32,
     /// Refused once and resent for it already.
     refused: bool,
     /// Of the counted, those since the server last said when.
@@ -39,7 +43,23 @@ pub(crate) enum Setback {
     Status(Code, Pushback),
 }
 
+impl Setback {
+    /// What a status of failure means. Who refuses because it is not the primary has not
+    /// run the call.
+    pub(crate) fn of(status: &Status, pushback: Pushback) -> Self {
+        match NotPrimary::of(status) {
+            Some(_) => Self::Refused,
+            None => Self::Status(status.code(), pushback),
+        }
+    }
+}
+
 impl Tries {
+    /// Attempts that count for how often a call may be sent.
+    pub(crate) fn sends(&self) -> u32 {
+        self.made - self.elsewhere
+    }
+
     /// Whether a call that has not run is resent for that alone.
     pub(crate) fn is_unseen(&mut self, setback: Setback) -> bool {
         match setback {
@@ -71,9 +91,9 @@ impl Retry {
         replayable: bool,
         tries: &mut Tries,
     ) -> Option<Duration> {
-        let resendable = replayable && tries.made < rules.sends;
+        let resendable = replayable && tries.sends() < rules.sends;
         if tries.is_unseen(setback) {
-            return resendable.then(|| self.pace(tries.made));
+            return resendable.then(|| self.pace(tries.sends()));
         }
         let (meant, pushback) = match setback {
             Setback::Status(code, pushback) => (rules.resends(code, safe), pushback),
@@ -100,7 +120,7 @@ impl Retry {
             tries.backed_off = 0;
             return wait;
         }
-        let Some(backoff) = &rules.backoff else { return self.pace(tries.made) };
+        let Some(backoff) = &rules.backoff else { return self.pace(tries.sends()) };
         let nth = tries.backed_off;
         tries.backed_off += 1;
         backoff.wait(nth, self.chance())

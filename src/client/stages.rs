@@ -61,11 +61,14 @@ pub async fn stages() -> Vec<(&'static str, f64)> {
     all.push(("retry budget", least(|| budget.begun())));
     all.push(("method, what is known of it", least(|| methods.get(PATH))));
     let made = least(request);
-    all.push(("capture of the body", least(|| ReplayBody::capture(request().into_body(), 65536, cx)) - made));
+    all.push((
+        "capture of the body",
+        least(|| ReplayBody::capture(request().into_body(), 65536, false, cx)) - made,
+    ));
     let admission = Admission::new(&options.traffic);
     all.push(("a place among the calls", least(|| admission.begin().is_ok())));
     all.push(("pick", least(|| picker.pick(&binding.borrow(), &[]))));
-    let whole = ReplayBody::capture(request().into_body(), 65536, cx);
+    let whole = ReplayBody::capture(request().into_body(), 65536, false, cx);
     all.push(("body of an attempt", least(|| whole.attempt())));
     let split = least(|| request().into_parts().0);
     all.push((

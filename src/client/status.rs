@@ -5,14 +5,15 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::resolver::RegistryDoubt;
-use crate::{Instance, consul::Denied, instance::Shown};
+use crate::{FencingToken, Instance, consul::Denied, instance::Shown};
 
 /// The name of the own datacenter until the registry has told it.
 pub(crate) const UNNAMED: &str = "local";
 
 /// The state of one service at one moment. It promises nothing about the next one.
 ///
-/// Its `Display` is one line: `counter-1@dc1 ready, 2 known, 1 ejected`.
+/// Its `Display` is one line: `counter-1@dc1 ready, 2 known, 1 ejected`, or, where calls go to the primary
+/// alone, `counter-a@dc1 ready, primary of term 3, 2 known`.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ServiceStatus {
@@ -22,6 +23,12 @@ pub struct ServiceStatus {
     pub generation: u64,
     /// The preferred instance, if any is usable.
     pub bound: Option<Arc<Instance>>,
+    /// Whether calls go to the primary alone.
+    pub primary_only: bool,
+    /// The primary, where calls go to it alone and it is known and connected.
+    pub primary: Option<Arc<Instance>>,
+    /// The token of its term, where that is known.
+    pub token: Option<FencingToken>,
     /// The datacenters, the own one first, then in the order of preference.
     pub datacenters: Vec<DatacenterStatus>,
     /// Whether the service has been shut down: nothing follows any more.
@@ -135,7 +142,15 @@ impl fmt::Display for ServiceStatus {
             .datacenters
             .iter()
             .fold((0, 0), |(known, ejected), d| (known + d.known, ejected + d.ejected));
-        write!(f, "{bound} ready, {known} known")?;
+        write!(f, "{bound} ready, ")?;
+        match (&self.primary, self.token) {
+            (Some(primary), _) if primary.id != bound.id => write!(f, "primary {primary}, ")?,
+            (Some(_), Some(token)) => write!(f, "primary of term {token}, ")?,
+            (Some(_), None) => f.write_str("primary, ")?,
+            (None, _) if self.primary_only => f.write_str("no primary known, ")?,
+            (None, _) => {}
+        }
+        write!(f, "{known} known")?;
         if ejected > 0 {
             write!(f, ", {ejected} ejected")?;
         }

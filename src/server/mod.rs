@@ -10,6 +10,7 @@
 //!                                  Probe (through the serving listener)
 //! ```
 
+mod fence;
 mod lease;
 mod probe;
 mod pulse;
@@ -17,6 +18,7 @@ mod registration;
 mod state;
 pub mod store;
 
+pub use fence::{Fence, FenceFuture, FenceLayer, RoleSource};
 pub use lease::{CampaignError, HandOverError, HandedOver, Lease, LeaseBuilder};
 pub use probe::{Probe, ProbeError};
 pub use registration::{

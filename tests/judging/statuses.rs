@@ -2,11 +2,14 @@
 //! trailers, missing or malformed, and what stands in its place.
 
 use tonic::{Code, Status};
-use tonic_failover::client::{CallError, CallErrorKind};
+use tonic_failover::{
+    NotPrimary,
+    client::{CallError, CallErrorKind, Policy},
+};
 
 use crate::{
     scripted::{Act, Ask, End, Scripted},
-    stage::{GET, INCREMENT, Stage, is_ours},
+    stage::{GET, INCREMENT, Stage, is_ours, options},
 };
 
 /// A server that does `act` at first, and answers from then on.
@@ -117,4 +120,34 @@ async fn an_http_status_without_a_grpc_status_is_an_answer_with_grpcs_code_for_i
 #[tokio::test]
 async fn a_page_in_place_of_a_message_is_the_answer_unknown() {
     is_an_answer(Act::Page(200, "text/html"), Code::Unknown, "content type \"text/html\"").await;
+}
+
+/// A standby's refusal: resent once whatever the method, and seen as it came the second time.
+#[tokio::test]
+async fn who_is_not_the_primary_has_not_run_the_call_and_is_not_to_blame() {
+    let mut headers = http::HeaderMap::new();
+    Status::from(NotPrimary::new(None)).add_header(&mut headers).unwrap();
+    let details: &'static str = headers["grpc-status-details-bin"].to_str().unwrap().to_owned().leak();
+    let refusal = Act::Status(14, "NOT_PRIMARY", vec![("grpc-status-details-bin", details)]);
+    for path in [INCREMENT, GET] {
+        let (server, stage) = once(refusal.clone()).await;
+        assert_eq!(stage.call(path).await.unwrap(), 2, "{path}");
+        assert_eq!(server.asks().len(), 2, "{path}");
+    }
+    let always = refusal.clone();
+    let server = Scripted::start(move |_| always.clone()).await;
+    let stage = Stage::ready(options().failures_to_eject(1).panic_threshold(0), &[server.port]).await;
+    for n in 1..=3 {
+        let status = stage.call(INCREMENT).await.unwrap_err();
+        assert!(NotPrimary::of(&status).is_some() && CallError::of(&status).is_none(), "{status:?}");
+        assert_eq!(server.asks().len(), 2 * n, "resent once");
+    }
+    let (server, other) = (Scripted::start(move |_| refusal.clone()).await, Scripted::good().await);
+    let options = options().policy(Policy::RoundRobin).failures_to_eject(1).panic_threshold(0);
+    let stage = Stage::ready(options, &[server.port, other.port]).await;
+    for _ in 0..10 {
+        stage.call(INCREMENT).await.unwrap();
+    }
+    assert!(server.asks().len() >= 5, "it goes on to be asked: {}", server.asks().len());
+    assert_eq!(stage.client.status().datacenters[0].ejected, 0);
 }

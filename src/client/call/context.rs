@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use super::CallShared;
 use crate::{
-    Instance,
+    Instance, NotPrimary,
     client::{
         admission::UnderWay,
         answer::Answer,
@@ -24,6 +24,7 @@ use crate::{
         methods::Method,
         outcome::{self, Proof},
         policy::{HedgeRules, Rules},
+        primary::Lookout,
         report::Report,
         retry::{Setback, Tries},
     },
@@ -74,6 +75,12 @@ impl CallContext {
 
     pub(super) fn has_unary_response(&self) -> bool {
         self.method.unary_response
+    }
+
+    /// Where it finds the primary, if it is to go there.
+    pub(super) fn lookout(&self) -> Option<&Lookout> {
+        // What says itself where it wants to go goes there, whoever is primary.
+        self.shared.lookout.as_deref().filter(|_| self.aim().is_none())
     }
 
     /// How much of an answer is taken in before it is handed over.
@@ -159,23 +166,31 @@ impl CallContext {
         *patience = patience.saturating_sub(started.elapsed());
         found.map_err(|why| match why {
             Unreached::Kind(kind) => error(kind),
-            Unreached::TimedOut => {
-                let reason = self.shared.status.borrow().reason();
-                let reason = reason.unwrap_or_else(|| "the last one was just lost".to_owned());
-                if limit < deadline.at() {
-                    return error(CallErrorKind::NothingUsable { reason });
-                }
-                let late = CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made);
-                late.because(&reason).after(tries)
-            }
+            Unreached::TimedOut => self.nothing_usable(limit, deadline, tries),
         })
+    }
+
+    /// Nothing was usable until `limit`.
+    pub(super) fn nothing_usable(&self, limit: Instant, deadline: &Deadline, tries: &Tries) -> CallError {
+        let reason = self.shared.status.borrow().reason();
+        let reason = reason.unwrap_or_else(|| "the last one was just lost".to_owned());
+        if limit < deadline.at() {
+            return CallError::new(CallErrorKind::NothingUsable { reason }, None, tries.made).after(tries);
+        }
+        let late = CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made);
+        late.because(&reason).after(tries)
+    }
+
+    /// Tells the worker that nothing is usable, unless it has been told.
+    pub(super) fn starve(&self) {
+        if !self.shared.starving.swap(true, Ordering::AcqRel) {
+            let _ = self.shared.reports.send(Report::Starved);
+        }
     }
 
     async fn wait(&self, avoid: &[u64], limit: Instant) -> Result<Chosen, Unreached> {
         let shared = &*self.shared;
-        if !shared.starving.swap(true, Ordering::AcqRel) {
-            let _ = shared.reports.send(Report::Starved);
-        }
+        self.starve();
         let mut binding = shared.binding.clone();
         loop {
             if let Some(endpoint) = shared.picker.pick(&binding.borrow_and_update(), avoid) {
@@ -200,7 +215,11 @@ impl CallContext {
             return None;
         };
         if outcome::counts_against(code) {
-            endpoint.link().failed(self.failures_to_eject());
+            // That it is not the primary is no fault of an instance, and no merit.
+            match answer.status().filter(|status| NotPrimary::of(status).is_some()) {
+                Some(_) => endpoint.link().heard(now),
+                None => endpoint.link().failed(self.failures_to_eject()),
+            }
         } else {
             endpoint.link().succeeded(now);
         }

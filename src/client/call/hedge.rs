@@ -210,7 +210,7 @@ impl<'a> Hedges<'a> {
             Ended::Answered(answer) => match context.judge_answer(&answer, &endpoint) {
                 None => return Some(Ok(self.win(answer, endpoint))),
                 Some(status) => {
-                    let setback = Setback::Status(status.code(), Pushback::of(&answer));
+                    let setback = Setback::of(&status, Pushback::of(&answer));
                     (Some(setback), Ending::Answer { answer, status, endpoint, attempt })
                 }
             },

@@ -6,9 +6,11 @@
 //!                    |       +------ pause <- may be resent ---+
 //!                    |
 //!                    +--> hedge.rs: the same, several at once, where the rules say so
+//!                    +--> follow.rs: the same, at the primary alone
 //! ```
 
 mod context;
+mod follow;
 mod hedge;
 mod serial;
 
@@ -40,6 +42,7 @@ use super::{
     latecomers::Latecomers,
     methods::Methods,
     options::ServiceOptions,
+    primary::Lookout,
     replay::ReplayBody,
     report::Report,
     response::WatchedBody,
@@ -68,6 +71,8 @@ pub(crate) struct CallShared {
     pub(crate) picker: Picker,
     pub(crate) retry: Retry,
     pub(crate) admission: Arc<Admission>,
+    /// Where calls are to go to the primary alone.
+    pub(crate) lookout: Option<Arc<Lookout>>,
     pub(crate) binding: watch::Receiver<Binding>,
     /// What else is connected, for calls that want to go there.
     pub(crate) reach: watch::Receiver<Reach>,
@@ -136,15 +141,17 @@ struct Outgoing<'a> {
 /// Runs one call, once. Dropping the future cancels it, here and on the server.
 pub(crate) async fn run(call: &mut Call) -> Result<Response<Body>, CallError> {
     let context = call.begin()?;
-    let limit = context.shared().options.replay_limit;
+    let (limit, record) = (context.shared().options.replay_limit, context.lookout().is_some());
     let mut body = poll_fn(|cx| {
         let body = call.body.take().expect("polled once: it is ready at once");
-        Poll::Ready(ReplayBody::capture(body, limit, cx))
+        Poll::Ready(ReplayBody::capture(body, limit, record, cx))
     })
     .await;
     let request = call.outgoing(context.rules().timeout);
     let deadline = request.deadline;
     let answered = match context.hedging() {
+        // Boxed as well: it is larger, and not everybody's.
+        _ if context.lookout().is_some() => Box::pin(follow::run(&context, request, &mut body)).await?,
         // Boxed, for what is seldom needed must not make every call's future larger.
         Some(rules) if body.is_whole() => Box::pin(hedge::run(&context, rules, request, &body)).await?,
         // By reference: what is moved into a future is kept twice.

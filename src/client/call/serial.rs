@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 
 use super::{Answered, CallContext, Outgoing};
 use crate::client::{
@@ -23,7 +24,7 @@ pub(super) async fn run(
     let mut tries = Tries::default();
     // For all waits of the call together, and not for what it waits for answers.
     let mut patience = context.patience();
-    let (safe, patience_at_first) = (context.is_safe(), patience);
+    let patience_at_first = patience;
     let deadline = request.deadline;
     loop {
         let endpoint = match context.pick(&tries, &deadline, &mut patience).await {
@@ -37,13 +38,8 @@ pub(super) async fn run(
         tries.made += 1;
         request.waited |= patience < patience_at_first;
         let attempt_body = body.attempt().expect("a body that is gone is not resent");
-        let bounds = Bounds {
-            began: request.began(&tries),
-            suspect_after: context.shared().options.suspect_after,
-            limit: limit(context, body, &tries).map_or(deadline.at(), |limit| limit.min(deadline.at())),
-            deadline: deadline.at(),
-        };
-        let given_up = if safe { endpoint.link().left() } else { endpoint.link().abandoned() };
+        let bounds = bounds(context, body, &request, &tries);
+        let given_up = given_up(context, &endpoint);
         let sent = request.attempt(attempt_body, &tries);
         let ended = attempt(&endpoint, sent, context.whole(), given_up, context.latecomers(), bounds).await;
         let wait = match ended {
@@ -51,13 +47,7 @@ pub(super) async fn run(
                 Some(wait) => wait,
                 None => return Ok(Answered { answer, endpoint, attempts: tries.made }),
             },
-            unanswered => {
-                let (setback, error) = context.judge_unanswered(unanswered, &endpoint, tries.made, &tries);
-                let wait = setback.and_then(|setback| again(context, setback, body, &mut tries));
-                context.failed_by(&error, wait.is_some());
-                let Some(wait) = wait else { return Err(error) };
-                wait
-            }
+            unanswered => judge_unanswered(context, unanswered, &endpoint, body, &mut tries)?,
         };
         // Only now: nearly all calls are spared the list.
         tries.on.push(endpoint.serial());
@@ -69,9 +59,47 @@ pub(super) async fn run(
     }
 }
 
+/// How long the attempt about to be made may go on.
+pub(super) fn bounds(
+    context: &CallContext,
+    body: &ReplayBody,
+    request: &Outgoing<'_>,
+    tries: &Tries,
+) -> Bounds {
+    let deadline = request.deadline.at();
+    Bounds {
+        began: request.began(tries),
+        suspect_after: context.shared().options.suspect_after,
+        limit: limit(context, body, tries).map_or(deadline, |limit| limit.min(deadline)),
+        deadline,
+    }
+}
+
+/// What tells a call to wait for its instance no longer.
+pub(super) fn given_up<'a>(context: &CallContext, endpoint: &'a Endpoint) -> &'a CancellationToken {
+    if context.is_safe() { endpoint.link().left() } else { endpoint.link().abandoned() }
+}
+
+/// Judges an attempt without an answer: the wait before the next one.
+///
+/// # Errors
+/// The call's, where it is not sent again.
+pub(super) fn judge_unanswered(
+    context: &CallContext,
+    ended: Ended,
+    endpoint: &Endpoint,
+    body: &mut ReplayBody,
+    tries: &mut Tries,
+) -> Result<Duration, CallError> {
+    let (setback, error) = context.judge_unanswered(ended, endpoint, tries.made, tries);
+    let wait = setback.and_then(|setback| again(context, setback, body, tries));
+    context.failed_by(&error, wait.is_some());
+    wait.ok_or(error)
+}
+
 /// Judges an answer: the wait before the next attempt, or `None` where the
 /// answer is the caller's.
-fn judge(
+pub(super) fn judge(
     context: &CallContext,
     answer: &Answer,
     endpoint: &Endpoint,
@@ -79,7 +107,7 @@ fn judge(
     tries: &mut Tries,
 ) -> Option<Duration> {
     let status = context.judge_answer(answer, endpoint)?;
-    let setback = Setback::Status(status.code(), Pushback::of(answer));
+    let setback = Setback::of(&status, Pushback::of(answer));
     let wait = again(context, setback, body, tries);
     context.failed(Some(endpoint.instance()), tries.made, &status, wait.is_some());
     wait
@@ -101,6 +129,6 @@ fn again(
 fn limit(context: &CallContext, body: &ReplayBody, tries: &Tries) -> Option<Instant> {
     let rules = &context.rules().retry;
     let timeout = rules.attempt_timeout?;
-    let is_last = tries.made >= rules.sends || tries.counted + 1 >= rules.attempts;
+    let is_last = tries.sends() >= rules.sends || tries.counted + 1 >= rules.attempts;
     (!is_last && body.is_whole() && rules.resends_lost(context.is_safe())).then(|| Instant::now() + timeout)
 }

@@ -81,6 +81,9 @@ impl<C: Clone> Fleet<C> {
     /// only what calls want there, or what is kept warm.
     pub(super) fn quota(&self, tier: usize, behind: bool) -> usize {
         let wanted = self.wanted.tiers.contains(&tier);
+        if self.settings.primary_only && !behind {
+            return usize::MAX;
+        }
         match self.settings.policy {
             policy if policy.spreads() && (wanted || !behind) => usize::MAX,
             _ if !behind => self.settings.spares.saturating_add(1),

@@ -106,6 +106,8 @@ pub(crate) struct Member<C> {
     /// Connected, and on the registry's list no longer: the last resort until one that
     /// is listed is ready.
     pub(crate) unlisted: bool,
+    /// Better than any other, for what it is and not for how it answers.
+    pub(crate) preferred: bool,
     pub(crate) health: Health,
 }
 
@@ -124,6 +126,7 @@ impl<C> Member<C> {
             last_failure: None,
             doubted: false,
             unlisted: false,
+            preferred: false,
             health: Health::Serving,
         }
     }
@@ -148,8 +151,8 @@ impl<C> Member<C> {
     }
 
     /// How good it is for calls; the better the lower.
-    pub(crate) fn grade(&self) -> (Health, bool, bool) {
-        (self.health, self.doubted, self.instance.warning)
+    pub(crate) fn grade(&self) -> (bool, Health, bool, bool) {
+        (!self.preferred, self.health, self.doubted, self.instance.warning)
     }
 
     pub(crate) fn is_ejected(&self, now: Instant) -> bool {

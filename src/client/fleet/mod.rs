@@ -61,6 +61,8 @@ pub(crate) struct Settings {
     /// The share of the known instances that must be left, in percent, for one that
     /// answers badly to be ejected.
     pub(crate) panic_threshold: u8,
+    /// Calls go to the primary alone: every instance may become it, and is kept ready.
+    pub(crate) primary_only: bool,
     /// Instances say themselves whether they serve.
     pub(crate) watches_health: bool,
     /// The client's own order among equals.
@@ -254,6 +256,24 @@ impl<C: Clone> Fleet<C> {
     /// What the registry says of a member.
     pub(crate) fn instance(&self, key: &Key) -> Option<Arc<Instance>> {
         self.tiers.get(key.tier)?.members.get(&key.id).map(|m| Arc::clone(&m.instance))
+    }
+
+    /// The instances that the registries list, each with its datacenter's place.
+    pub(crate) fn known(&self) -> Vec<(usize, Arc<Instance>)> {
+        let tiers = self.tiers.iter().enumerate();
+        tiers.flat_map(|(place, tier)| tier.listed().map(move |m| (place, Arc::clone(&m.instance)))).collect()
+    }
+
+    /// The place of the datacenter that lists it; of several, the preferred one's.
+    pub(crate) fn tier_of(&self, id: &InstanceId) -> Option<usize> {
+        self.tiers.iter().position(|tier| tier.members.contains_key(id))
+    }
+
+    /// This one is better than any other, whatever is said of it; none is, where that is `None`.
+    pub(crate) fn prefer(&mut self, id: Option<&InstanceId>) {
+        for (other, member) in self.tiers.iter_mut().flat_map(|tier| &mut tier.members) {
+            member.preferred = Some(other) == id;
+        }
     }
 
     /// The datacenter of the preferred instance.

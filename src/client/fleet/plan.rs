@@ -203,11 +203,12 @@ impl<C: Clone> Fleet<C> {
             // What is not serving is listened to until there are enough that are: given
             // up before, it would be dialled again at once.
             let enough =
-                ready.iter().filter(|(_, (health, ..), _)| *health != Health::NotServing).count() >= keep;
+                ready.iter().filter(|(_, (_, health, ..), _)| *health != Health::NotServing).count() >= keep;
             let is_surplus = |id: &InstanceId, health| {
                 (enough || health != Health::NotServing) && !self.wanted.ids.contains(id)
             };
-            let ready = ready.into_iter().skip(keep).filter(|(id, (health, ..), _)| is_surplus(id, *health));
+            let ready =
+                ready.into_iter().skip(keep).filter(|(id, (_, health, ..), _)| is_surplus(id, *health));
             surplus.extend(ready.map(|(id, ..)| Key { tier, id: id.clone() }));
             behind |= tier == bound;
         }
@@ -228,8 +229,8 @@ impl<C: Clone> Fleet<C> {
         if self.settings.policy.spreads() {
             // What answers badly stays, or it would have been ejected: see `can_do_without`.
             let standing = |m: &Member<C>| (m.health, m.instance.warning);
-            let best = ready.iter().map(|(_, m, _)| m).min_by_key(|m| m.grade()).map(|m| standing(m));
-            ready.retain(|(_, m, _)| Some(standing(m)) <= best);
+            let best = ready.iter().map(|(_, m, _)| standing(m)).min();
+            ready.retain(|(_, m, _)| m.preferred || Some(standing(m)) <= best);
         }
         let preferred = self.bound.as_ref().map(|b| &b.id);
         ready.sort_by_key(|(id, m, _)| (Some(*id) != preferred, m.grade(), m.rank));

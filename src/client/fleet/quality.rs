@@ -26,6 +26,10 @@ impl<C: Clone> Fleet<C> {
         let Some(tier) = self.tiers.iter().find(|tier| tier.members.values().any(is_it)) else {
             return false;
         };
+        // Nobody else does what it does.
+        if tier.members.values().any(|member| is_it(member) && member.preferred) {
+            return false;
+        }
         if self.settings.without.last_resort {
             return true;
         }

@@ -21,6 +21,7 @@ fn settings() -> Settings {
         demote_after: Duration::from_secs(4),
         keep_warm: false,
         panic_threshold: 50,
+        primary_only: false,
         watches_health: false,
         seed: 7,
         without: FleetWithout::default(),

@@ -38,6 +38,7 @@ use super::{
     mechanisms::FleetWithout,
     methods::Methods,
     options::ServiceOptions,
+    primary::Lookout,
     registry::Registry,
     report::Report,
     resolver::ResolverSettings,
@@ -208,11 +209,13 @@ impl Services {
         let (reach_tx, reach) = watch::channel(Vec::new());
         let starving = Arc::new(AtomicBool::new(false));
         let latecomers = Latecomers::new(&parts.runtime);
+        let lookout = options.primary_only.then(|| Lookout::new(reporter.clone()));
         let shared = Arc::new(CallShared {
             options: options.clone(),
             methods: slot.methods.clone(),
             picker: Picker::new(options.policy, HasherRng::new().next_u64()),
             admission: Admission::new(&options.traffic),
+            lookout: lookout.clone(),
             retry: Retry::new(options.budget()),
             binding,
             reach,
@@ -241,6 +244,7 @@ impl Services {
             reports,
             reach: reach_tx,
             starving,
+            lookout,
         };
         let ticker = closed.clone().run_until_cancelled_owned(latecomers.run());
         let worker = async move { Worker::new(ends).run(closed).await };
@@ -268,6 +272,7 @@ impl Services {
             demote_after: common.demote_after,
             keep_warm: common.keep_warm,
             panic_threshold: options.traffic.panic_threshold,
+            primary_only: options.primary_only,
             watches_health: options.watched_health().is_some(),
             seed: rng.next_u64(),
             without: FleetWithout::default(),

@@ -11,6 +11,7 @@ mod doubts;
 mod drains;
 mod health;
 mod listing;
+mod primary;
 mod probes;
 mod publisher;
 mod sources;
@@ -40,6 +41,7 @@ use tower::util::rng::{HasherRng, Rng};
 use self::{
     drains::Drains,
     health::HealthWatches,
+    primary::Followed,
     probes::Probes,
     sources::{Emptied, Loss, News, trouble},
     updates::LookUps,
@@ -56,6 +58,7 @@ use super::{
     event::{FailoverEvent, RebindCause},
     fleet::{Dial, Fleet, Key, Plan, Settings, Word},
     options::ServiceOptions,
+    primary::Lookout,
     report::{LossCause, Report},
     resolver::{Cause, Failure, RegistryDoubt, Resolved},
 };
@@ -90,6 +93,7 @@ pub(crate) struct Worker {
     wants: Wants,
     drains: Drains,
     health: HealthWatches,
+    followed: Followed,
 }
 
 pub(crate) struct Parts {
@@ -102,6 +106,7 @@ pub(crate) struct Parts {
     pub(crate) reports: mpsc::UnboundedReceiver<Report>,
     pub(crate) reach: watch::Sender<Reach>,
     pub(crate) starving: Arc<AtomicBool>,
+    pub(crate) lookout: Option<Arc<Lookout>>,
 }
 
 impl Worker {
@@ -125,6 +130,7 @@ impl Worker {
             rng: HasherRng::new(),
             look_ups: LookUps::default(),
             wants: Wants::new(parts.reach),
+            followed: Followed::new(parts.lookout),
         }
     }
 
@@ -173,6 +179,7 @@ impl Worker {
     fn step(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let doubts = self.settle_doubts(now);
+        self.follow_primary(now);
         let wants = self.take_up_wants(now);
         self.fleet.describe(|endpoint, instance| {
             let stays = Arc::ptr_eq(endpoint.instance(), instance);
@@ -203,7 +210,8 @@ impl Worker {
         }
         // Where calls are away already, a list in another order must not move them.
         let away = self.fleet.bound_tier().is_some_and(|tier| tier > 0);
-        let needed = (plan.need_others && !away) || self.wants_unknown_datacenter();
+        let needed =
+            (plan.need_others && !away) || self.wants_unknown_datacenter() || self.followed.needs_others();
         at(self.sources.want_list(needed, now));
         self.answer_wants(now);
         at(self.look_up_if_due(now));
@@ -294,6 +302,8 @@ impl Worker {
             Report::Suspect { endpoint } => self.probe(endpoint, now),
             Report::Failing { serial } => self.on_failing(serial),
             Report::Starved => self.look_ups.starved = true,
+            // Looked at in each step.
+            Report::Primary => {}
             Report::Wanted { aim, patient, reply } => self.wants.hear(aim, patient, reply, now),
             Report::BindingFailed { generation } => {
                 let current = self.publisher.current();

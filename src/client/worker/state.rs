@@ -30,6 +30,9 @@ impl Worker {
             service: self.publisher.service(),
             generation: binding.generation(),
             bound,
+            primary_only: self.followed.lookout.is_some(),
+            primary: self.followed.now.as_ref().map(|(instance, _)| instance.clone()),
+            token: self.followed.now.as_ref().and_then(|(_, token)| *token),
             datacenters,
             closed: false,
         }

@@ -246,6 +246,7 @@ impl Play {
             demote_after: Duration::from_secs(4),
             keep_warm: false,
             panic_threshold: if off.panic { 0 } else { 50 },
+            primary_only: false,
             watches_health: false,
             seed: 7,
             without: off.fleet,
@@ -262,6 +263,7 @@ impl Play {
             reports,
             reach,
             starving: Arc::new(AtomicBool::new(false)),
+            lookout: None,
         };
         let worker = tokio::spawn(Worker::new(parts).run(CancellationToken::new()));
         Self {

@@ -1,7 +1,7 @@
 //! Calls that want to go to one instance, or to another datacenter than the one in
 //! use: what they want is connected, published, and kept for a while.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{oneshot, watch},
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// How long what was wanted stays connected after it was last used. Our choice.
-const KEPT_FOR: Duration = Duration::from_secs(60);
+pub(super) const KEPT_FOR: Duration = Duration::from_secs(60);
 
 type Reply = oneshot::Sender<Result<(), String>>;
 
@@ -43,8 +43,13 @@ impl Wants {
     }
 
     pub(super) fn hear(&mut self, aim: Aim, patient: bool, reply: Reply, now: Instant) {
-        self.kept.insert(aim.clone(), now + KEPT_FOR);
+        self.keep(aim.clone(), now + KEPT_FOR);
         self.waiting.push(Waiting { aim, patient, reply });
+    }
+
+    /// It stays connected until then, without anybody waiting for it.
+    pub(super) fn keep(&mut self, aim: Aim, until: Instant) {
+        self.kept.insert(aim, until);
     }
 }
 
@@ -97,7 +102,13 @@ impl Worker {
         }
         let reach = if self.wants.kept.is_empty() { Vec::new() } else { self.fleet.reach() };
         let named = |(place, endpoints)| (self.sources.get(place).name.clone(), Binding::new(0, endpoints));
-        self.wants.reach.send_replace(reach.into_iter().map(named).collect());
+        let reach: Reach = reach.into_iter().map(named).collect();
+        // Calls that look for the primary listen to it: only news wakes them.
+        self.wants.reach.send_if_modified(|before| {
+            let news = !same(before, &reach);
+            *before = reach;
+            news
+        });
         for waiting in std::mem::take(&mut self.wants.waiting) {
             match self.outlook(&waiting.aim, now) {
                 // A caller that has gone needs no answer.
@@ -128,4 +139,13 @@ impl Worker {
             (None, None) => Outlook::Ready,
         }
     }
+}
+
+/// The same connections, described by the registry in the same way.
+fn same(a: &Reach, b: &Reach) -> bool {
+    let connections = |reach: &Reach| {
+        let endpoints = reach.iter().flat_map(|(_, it)| it.endpoints());
+        endpoints.map(|it| (it.serial(), Arc::as_ptr(it.instance()))).collect::<Vec<_>>()
+    };
+    a.iter().map(|(name, _)| name).eq(b.iter().map(|(name, _)| name)) && connections(a) == connections(b)
 }

@@ -1,0 +1,214 @@
+//! A request's body that is kept while it is sent, so that it can be sent again when the server has refused
+//! the call: what [`Leased`](super::replay::ReplayBody) bodies cannot, which are gone at their first poll.
+//!
+//! It belongs to one attempt at a time. Taking it back ends the attempt that had it: its body fails, so that
+//! the transport gives the old stream up.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame};
+use parking_lot::Mutex;
+use tonic::{Status, body::Body};
+
+use super::frames::Frames;
+
+/// The body between attempts. Clones are the same body.
+#[derive(Clone)]
+pub(crate) struct Recording(Arc<Mutex<Tape>>);
+
+struct Tape {
+    /// What has not been asked for yet.
+    rest: Frames,
+    ended: bool,
+    /// What has; `None` once that is more than may be kept.
+    sent: Option<Vec<Bytes>>,
+    /// In bytes.
+    size: usize,
+    limit: usize,
+    /// Whose it is: the how manieth attempt's.
+    turn: u64,
+    /// Of the attempt that has it and waits.
+    waker: Option<Waker>,
+}
+
+/// The body of one attempt.
+struct Play {
+    tape: Arc<Mutex<Tape>>,
+    turn: u64,
+    /// How much of what was sent it has sent again.
+    place: usize,
+}
+
+// === impl Recording ===
+
+impl Recording {
+    /// Keeps up to `limit` bytes of it.
+    pub(crate) fn new(rest: Frames, limit: usize) -> Self {
+        Self(Arc::new(Mutex::new(Tape {
+            rest,
+            ended: false,
+            sent: Some(Vec::new()),
+            size: 0,
+            limit,
+            turn: 0,
+            waker: None,
+        })))
+    }
+
+    /// The body of one attempt. `None` where it cannot be sent from its beginning any more.
+    pub(crate) fn attempt(&self) -> Option<Body> {
+        let turn = {
+            let tape = self.0.lock();
+            tape.sent.is_some().then_some(tape.turn)?
+        };
+        // Asks it at once whether it has ended, which takes the lock.
+        Some(Body::new(Play { tape: self.0.clone(), turn, place: 0 }))
+    }
+
+    /// Takes it back. False where it cannot be sent again.
+    pub(crate) fn reclaim(&self) -> bool {
+        let (is_whole, waker) = {
+            let mut tape = self.0.lock();
+            tape.turn += 1;
+            (tape.sent.is_some(), tape.waker.take())
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        is_whole
+    }
+}
+
+// === impl Tape ===
+
+impl Tape {
+    fn record(&mut self, data: &Bytes) {
+        self.size += data.len();
+        if self.size > self.limit {
+            self.sent = None;
+        } else if let Some(sent) = &mut self.sent {
+            sent.push(data.clone());
+        }
+    }
+}
+
+impl HttpBody for Play {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        let mut tape = this.tape.lock();
+        if tape.turn != this.turn {
+            return Poll::Ready(Some(Err(Status::cancelled("the request is sent elsewhere"))));
+        }
+        if let Some(data) = tape.sent.as_ref().and_then(|sent| sent.get(this.place)) {
+            let data = data.clone();
+            this.place += 1;
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        if tape.ended {
+            return Poll::Ready(None);
+        }
+        let polled = Pin::new(&mut tape.rest).poll_frame(cx);
+        match &polled {
+            Poll::Pending => tape.waker = Some(cx.waker().clone()),
+            Poll::Ready(None) => tape.ended = true,
+            Poll::Ready(Some(Ok(frame))) => match frame.data_ref() {
+                Some(data) => {
+                    tape.record(data);
+                    this.place += 1;
+                }
+                // gRPC requests have no trailers; what has is not sent again.
+                None => tape.sent = None,
+            },
+            Poll::Ready(Some(Err(_))) => tape.sent = None,
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let tape = self.tape.lock();
+        let replayed = tape.sent.as_ref().is_none_or(|sent| sent.len() <= self.place);
+        tape.turn == self.turn && replayed && (tape.ended || tape.rest.is_end_stream())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use http_body_util::{BodyExt, StreamBody};
+    use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+
+    use super::*;
+    use crate::client::frames::Kept;
+
+    fn recording(limit: usize) -> (tokio::sync::mpsc::Sender<&'static str>, Recording) {
+        let (sender, receiver) = tokio::sync::mpsc::channel(8);
+        let frames = ReceiverStream::new(receiver)
+            .map(|text: &'static str| Ok::<_, Status>(Frame::data(Bytes::from_static(text.as_bytes()))));
+        (sender, Recording::new(Frames::before(Kept::default(), Body::new(StreamBody::new(frames))), limit))
+    }
+
+    async fn frame(body: &mut Body) -> String {
+        let data = body.frame().await.expect("a frame").expect("no error").into_data().expect("data");
+        String::from_utf8(data.to_vec()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_was_sent_is_sent_again_and_then_the_rest() {
+        let (sender, recording) = recording(100);
+        let mut first = recording.attempt().unwrap();
+        for text in ["one", "two"] {
+            sender.send(text).await.unwrap();
+            assert_eq!(frame(&mut first).await, text);
+        }
+        assert!(recording.reclaim());
+        let mut second = recording.attempt().unwrap();
+        sender.send("three").await.unwrap();
+        drop(sender);
+        for text in ["one", "two", "three"] {
+            assert!(!second.is_end_stream());
+            assert_eq!(frame(&mut second).await, text);
+        }
+        assert!(second.frame().await.is_none());
+        assert!(recording.reclaim());
+        let third = recording.attempt().unwrap().collect().await.unwrap().to_bytes();
+        assert_eq!(third, "onetwothree", "also after its end");
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_lost_it_is_woken_and_fails_and_takes_nothing() {
+        let (sender, recording) = recording(100);
+        let mut first = recording.attempt().unwrap();
+        let waiting = tokio::spawn(async move { first.frame().await });
+        tokio::task::yield_now().await;
+        assert!(recording.reclaim());
+        assert!(waiting.await.unwrap().expect("it ends").is_err());
+        sender.send("one").await.unwrap();
+        assert_eq!(frame(&mut recording.attempt().unwrap()).await, "one");
+    }
+
+    #[tokio::test]
+    async fn beyond_the_limit_it_goes_on_and_is_sent_once() {
+        let (sender, recording) = recording(5);
+        let mut only = recording.attempt().unwrap();
+        for text in ["one", "two", "three"] {
+            sender.send(text).await.unwrap();
+            assert_eq!(frame(&mut only).await, text);
+        }
+        drop(sender);
+        assert!(only.frame().now_or_never().expect("ended").is_none());
+        assert!(only.is_end_stream());
+        assert!(!recording.reclaim());
+        assert!(recording.attempt().is_none());
+    }
+}
