@@ -60,9 +60,9 @@ pub use client::ConsulClient;
 pub use config::{ConfigError, ConsulConfig};
 pub use error::RegistryError;
 pub use index::{BlockingIndex, IndexStep};
+pub(crate) use kv::{KvAnswer, KvEntry};
 #[cfg(any(test, feature = "testkit"))]
 pub(crate) use mechanisms::Without;
-pub(crate) use kv::{KvAnswer, KvEntry};
 pub use name::{InvalidName, ServiceName};
 pub use query::{Consistency, HealthQuery};
 pub use registration::{Check, InvalidRegistration, ServiceRegistration};

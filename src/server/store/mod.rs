@@ -19,8 +19,8 @@ use crate::{
     role::{FencingToken, Primary},
 };
 
-pub use consul::{ConsulLeaseStore, ConsulLeaseStoreBuilder, InvalidConsulStore};
 pub use self::file::{FileLeaseStore, FileLeaseStoreBuilder, InvalidFileStore};
+pub use consul::{ConsulLeaseStore, ConsulLeaseStoreBuilder, InvalidConsulStore};
 
 /// Which write a value in a store is from. Two reads that give the same version have seen the
 /// same write. What the number counts is the store's own affair; it need not grow.
