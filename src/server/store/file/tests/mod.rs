@@ -127,7 +127,9 @@ fn whatever_dies_or_pauses_before_whatever_call_no_write_is_lost_and_no_two_are_
 
 /// The seed with which a world without the rule goes wrong.
 fn goes_wrong_without(rule: Rule) {
-    let wrong = seeds(400).find_map(|seed| {
+    // Worlds of leases alone show sooner what is about renewals.
+    let about_leases = rule == Rule::LookAfterClaiming;
+    let wrong = seeds(400).filter(|seed| !about_leases || seed % 3 == 2).find_map(|seed| {
         let (_, violations) = run(seed, Some(rule));
         violations.first().map(|violation| (seed, violation.clone()))
     });
