@@ -12,16 +12,19 @@
 
 mod fence;
 mod lease;
+mod life;
 mod probe;
 mod pulse;
 mod registration;
+mod role_source;
 mod state;
 pub mod store;
 
-pub use fence::{Fence, FenceFuture, FenceLayer, RoleSource};
+pub use fence::{Fence, FenceFuture, FenceLayer};
 pub use lease::{CampaignError, HandOverError, HandedOver, Lease, LeaseBuilder};
 pub use probe::{Probe, ProbeError};
 pub use registration::{
     NotDrained, Registration, RegistrationBuilder, RegistrationError, RegistrationHealth, RegistrationStatus,
 };
+pub use role_source::RoleSource;
 pub use state::{FencedState, FencedStateBuilder, InvalidState, StateError, UpdateError};

@@ -51,4 +51,5 @@ macro_rules! suite {
 }
 
 suite!(embedded);
+suite!(files);
 suite!(real);

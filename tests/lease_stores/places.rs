@@ -1,10 +1,10 @@
 //! Where the suite's leases are kept.
 
-use std::sync::Arc;
+use std::{fs, sync::Arc};
 
 use tonic_failover::{
     consul::ConsulConfig,
-    server::store::{ConsulLeaseStore, LeaseStore},
+    server::store::{ConsulLeaseStore, FileLeaseStore, LeaseStore},
     testkit::{Agent, ConsulProcess, Registry},
 };
 
@@ -43,6 +43,43 @@ pub(crate) async fn embedded() -> Option<Box<dyn Place>> {
 pub(crate) async fn real() -> Option<Box<dyn Place>> {
     let agent: ConsulProcess = crate::common::consul().await?;
     Some(Box::new(Keys { registry: agent.registry().clone(), _agent: agent }))
+}
+
+/// A folder of its own.
+pub(crate) async fn files() -> Option<Box<dyn Place>> {
+    Some(Box::new(Files(tempfile::tempdir().unwrap())))
+}
+
+struct Files(tempfile::TempDir);
+
+impl Files {
+    /// Puts something else into the last of the files that `is_it` finds.
+    fn garble(&self, is_it: impl Fn(&str) -> bool) {
+        let names = fs::read_dir(&self.0).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap());
+        let last = names.filter(|name| is_it(name)).max().unwrap();
+        fs::write(self.0.path().join(last), "{\"mine\": 1").unwrap();
+    }
+}
+
+#[async_trait::async_trait]
+impl Place for Files {
+    fn open(&self) -> Arc<dyn LeaseStore> {
+        Arc::new(FileLeaseStore::builder(self.0.path()).step_timeout(crate::common::SOON).build().unwrap())
+    }
+
+    async fn wipe(&self) {
+        for entry in fs::read_dir(&self.0).unwrap() {
+            fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+    }
+
+    async fn garble(&self) {
+        self.garble(|name| name.starts_with("term-"));
+    }
+
+    async fn garble_value(&self, key: &str) {
+        self.garble(|name| name.starts_with("state-") && name.ends_with(&format!("-{key}")));
+    }
 }
 
 /// The store in the agent at `url`.

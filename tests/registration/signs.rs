@@ -15,7 +15,7 @@ use super::world::{World, until, until_registered, until_status};
 
 pub(crate) async fn what_serves_nothing_is_not_registered_and_gets_no_heartbeat(world: World) {
     let (probe, alive) = watch::channel(false);
-    let registration = world.a().heartbeat(Duration::from_millis(300)).alive(alive).start().unwrap();
+    let registration = world.a().heartbeat(Duration::from_millis(300)).alive_while(alive).start().unwrap();
     // For longer than it would have taken.
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(world.listed("").await.is_empty(), "nothing is registered before it serves");

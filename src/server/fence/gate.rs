@@ -11,12 +11,13 @@ use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 use crate::{
     not_primary::NotPrimary,
     role::{FencingToken, Primary, Role},
+    server::role_source::RoleSource,
 };
 
 /// The role, and what has been decided beyond it. Clones share it.
 #[derive(Clone)]
 pub(super) struct Gate {
-    role: watch::Receiver<Role>,
+    source: RoleSource,
     /// Terms up to this one are refused.
     shut: watch::Sender<Option<FencingToken>>,
     /// The calls that were let through. Always closed: then it can be waited for at any time.
@@ -33,10 +34,10 @@ pub(super) struct Passage {
 // === impl Gate ===
 
 impl Gate {
-    pub(super) fn new(role: watch::Receiver<Role>) -> Self {
-        let calls = TaskTracker::new();
+    pub(super) fn new(source: RoleSource) -> Self {
+        let calls = source.calls.clone().unwrap_or_default();
         calls.close();
-        Self { role, shut: watch::Sender::new(None), calls }
+        Self { source, shut: watch::Sender::new(None), calls }
     }
 
     pub(super) fn pass(&self, now: Instant) -> Result<Passage, NotPrimary> {
@@ -50,20 +51,20 @@ impl Gate {
 
     /// The term in which calls are let through at `now`.
     fn term_at(&self, now: Instant) -> Option<FencingToken> {
-        let token = self.role.borrow().primary_at(now)?;
+        let token = self.source.role.borrow().primary_at(now)?;
         (*self.shut.borrow() < Some(token)).then_some(token)
     }
 
     /// Who else is primary, if that is known.
     fn primary(&self) -> Option<Primary> {
-        match &*self.role.borrow() {
+        match &*self.source.role.borrow() {
             Role::Standby { primary } => primary.clone(),
             Role::Primary { .. } | Role::Unknown => None,
         }
     }
 
     pub(super) fn close(&self) {
-        if let Role::Primary { token, .. } = *self.role.borrow() {
+        if let Role::Primary { token, .. } = *self.source.role.borrow() {
             self.shut.send_replace(Some(token));
         }
     }
@@ -99,7 +100,8 @@ impl Passage {
 
     /// Ends when its term has: by news, by its time passing without any, or because the gate is closed.
     pub(super) fn over(&self) -> impl Future<Output = ()> + Send + 'static {
-        let (mut role, mut shut, token) = (self.gate.role.clone(), self.gate.shut.subscribe(), self.token);
+        let (mut role, mut shut, token) =
+            (self.gate.source.role.clone(), self.gate.shut.subscribe(), self.token);
         async move {
             loop {
                 // A renewal moves the time on and wakes nobody: looked at when the time is there.

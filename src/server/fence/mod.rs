@@ -27,7 +27,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body as HttpBody;
 use pin_project_lite::pin_project;
-use tokio::{sync::watch, time::Instant};
+use tokio::time::Instant;
 use tonic::{Status, body::Body, server::NamedService};
 use tower::{Layer, Service};
 
@@ -35,14 +35,10 @@ use self::{
     body::FencedBody,
     gate::{Gate, Passage},
 };
-use crate::role::Role;
+use super::role_source::RoleSource;
 
 /// Services that a standby answers as well: it lives, and says what it is.
 const UNFENCED: [&str; 2] = ["/grpc.health.v1.Health/", "/grpc.reflection."];
-
-/// Where a fence learns the role of its instance: a receiver of it, or what has one.
-#[derive(Clone, Debug)]
-pub struct RoleSource(watch::Receiver<Role>);
 
 /// Lets calls through to the service that it is put around while this instance is the primary.
 ///
@@ -99,26 +95,13 @@ pin_project! {
     }
 }
 
-// === impl RoleSource ===
-
-impl From<watch::Receiver<Role>> for RoleSource {
-    fn from(role: watch::Receiver<Role>) -> Self {
-        Self(role)
-    }
-}
-
-impl From<&watch::Receiver<Role>> for RoleSource {
-    fn from(role: &watch::Receiver<Role>) -> Self {
-        Self(role.clone())
-    }
-}
-
 // === impl FenceLayer ===
 
 impl FenceLayer {
-    /// A fence that goes by this role.
+    /// A fence that goes by this role: a `&Lease`, whose [hand-over](super::Lease::hand_over) waits for the
+    /// calls that are let through here, or a receiver of a role.
     pub fn new(role: impl Into<RoleSource>) -> Self {
-        Self { gate: Gate::new(role.into().0) }
+        Self { gate: Gate::new(role.into()) }
     }
 
     /// Refuses new calls from now on, and ends streams, as a standby would: for the rest of this term.

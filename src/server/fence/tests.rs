@@ -3,14 +3,14 @@ use std::{convert::Infallible, time::Duration};
 use futures_util::FutureExt;
 use http_body_util::{BodyExt, StreamBody};
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{mpsc, oneshot, watch},
     time::advance,
 };
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tower::{ServiceExt, service_fn, util::BoxCloneService};
 
 use super::*;
-use crate::{FencingToken, InstanceId, NotPrimary, Primary, PrimaryLost};
+use crate::{FencingToken, InstanceId, NotPrimary, Primary, PrimaryLost, Role};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -8,6 +8,7 @@ use super::{Lease, timing::Timing};
 use crate::{
     InstanceId,
     server::{
+        life::Life,
         probe::{Probe, ProbeError},
         store::LeaseStore,
     },
@@ -25,13 +26,6 @@ pub struct LeaseBuilder {
     pub(super) timing: Timing,
     pub(super) drain: Duration,
     pub(super) life: Option<Life>,
-}
-
-/// Who says whether this instance serves.
-#[derive(Clone)]
-pub(super) enum Life {
-    Probe(Probe),
-    Told(watch::Receiver<bool>),
 }
 
 /// Why a campaign cannot begin.

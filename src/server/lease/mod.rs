@@ -27,14 +27,13 @@ use tower::util::rng::HasherRng;
 
 pub use self::builder::{CampaignError, LeaseBuilder};
 use self::{
-    builder::Life,
     campaign::{Campaign, Command, UnderWay},
     election::Election,
     published::Published,
     pulsed::Pulsed,
 };
 use super::{
-    pulse::Pulse,
+    life,
     store::{Claim, LeaseStore, StoreError, Term},
 };
 use crate::{
@@ -122,19 +121,7 @@ impl Lease {
 
     fn start(settings: LeaseBuilder) -> Result<Self, CampaignError> {
         let LeaseBuilder { store, instance, address, timing, drain, life } = settings;
-        let (alive, pulse) = match life {
-            Some(Life::Probe(probe)) => {
-                let (alive, pulse) = probe.start()?;
-                (Some((alive, Some(probe))), pulse)
-            }
-            told => {
-                let pulse = Pulse::start().map_err(|source| CampaignError::Thread { source })?;
-                match told {
-                    Some(Life::Told(alive)) => (Some((alive, None)), pulse),
-                    _ => (None, pulse),
-                }
-            }
-        };
+        let (alive, pulse) = life::start(life, |source| CampaignError::Thread { source })?;
         let claim = Claim::new(instance, address, nonce::fresh());
         let (commands, orders) = mpsc::unbounded_channel();
         let calls = TaskTracker::new();

@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::sync::{Mutex, watch};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tower::util::rng::HasherRng;
 
 use super::{
-    Inner, Registration, RegistrationError, RegistrationHealth, RegistrationStatus, apart,
+    Inner, Registration, RegistrationError, RegistrationHealth, RegistrationStatus,
     entry::{Entry, NONCE, PRIMARY, ROLE, STANDBY, Sign, TOKEN},
     keeper::Keeper,
     leaving::{Before, Leaving},
@@ -15,8 +15,12 @@ use super::{
 use crate::{
     consul::{ConsulClient, ConsulConfig},
     instance::InstanceId,
-    role::Role,
-    server::store::Nonce,
+    server::{
+        RoleSource,
+        life::{self, Life},
+        probe::Probe,
+        store::Nonce,
+    },
 };
 
 /// The TTL's bounds. Our choice: a machine that is busy for a moment must not lose a shorter
@@ -45,8 +49,8 @@ pub struct RegistrationBuilder {
     weights: Option<(u16, u16)>,
     sign: Sign,
     deregister_critical_after: Option<Duration>,
-    alive: Option<watch::Receiver<bool>>,
-    role: Option<watch::Receiver<Role>>,
+    life: Option<Life>,
+    role: Option<RoleSource>,
     names: Vec<String>,
     before: Option<Before>,
     settle: Duration,
@@ -67,7 +71,7 @@ impl RegistrationBuilder {
             weights: None,
             sign: Sign::Heartbeat(Duration::from_secs(1)),
             deregister_critical_after: Some(CRITICAL),
-            alive: None,
+            life: None,
             role: None,
             names: Vec::new(),
             before: None,
@@ -128,19 +132,25 @@ impl RegistrationBuilder {
         self
     }
 
-    /// Whether the instance serves, as a probe through its own listener sees it. While it is
-    /// false, or its sender is gone, there is no heartbeat; and nothing is registered before it has
-    /// been true once. Default: always.
-    pub fn alive(mut self, alive: watch::Receiver<bool>) -> Self {
-        self.alive = Some(alive);
+    /// There are heartbeats only while `probe` finds that the instance serves, and nothing is registered before
+    /// it has found so once. In place of an [`alive_while`](Self::alive_while) before. Default: always.
+    pub fn alive(mut self, probe: &Probe) -> Self {
+        self.life = Some(Life::Probe(probe.clone()));
+        self
+    }
+
+    /// As [`alive`](Self::alive), by the application's own judgement. Where its sender is gone, the
+    /// instance is not known to serve. Default: always.
+    pub fn alive_while(mut self, alive: watch::Receiver<bool>) -> Self {
+        self.life = Some(Life::Told(alive));
         self
     }
 
     /// Shows the instance's role: the tag `primary` or `standby`, and in the metadata `role`
     /// (`primary`, `standby` or `unknown`) and, of a primary, `token`. The check keeps its status when the role
     /// changes. Default: nothing is said of roles.
-    pub fn follow(mut self, role: watch::Receiver<Role>) -> Self {
-        self.role = Some(role);
+    pub fn follow(mut self, role: impl Into<RoleSource>) -> Self {
+        self.role = Some(role.into());
         self
     }
 
@@ -196,7 +206,10 @@ impl RegistrationBuilder {
             deregister_critical_after: self.deregister_critical_after,
             nonce: Nonce::random(),
         };
-        let (alive, role, rng) = (self.alive, self.role, HasherRng::new());
+        let (life, pulse) = life::start(self.life, RegistrationError::Thread)?;
+        let (alive, probe) = life.unzip();
+        let (role, lease) = self.role.map(|it| (it.role.clone(), it)).unzip();
+        let rng = HasherRng::new();
         let keeper = Keeper {
             consul,
             entry,
@@ -208,13 +221,19 @@ impl RegistrationBuilder {
             established: false,
             failures: 0,
         };
-        let keeper =
-            apart::spawn("registration", keeper.run(stop.clone())).map_err(RegistrationError::Thread)?;
+        let keeper = AbortOnDropHandle::new(pulse.spawn(keeper.run(stop.clone())));
         let health =
             RegistrationHealth { names: self.names.into(), serving: serves, stopping: stopping.clone() };
         let (before, settle, drain) = (Mutex::new(self.before), self.settle, self.drain);
         let leaving = Leaving { before, stop, settle, drain, serving, stopping };
-        let inner = Inner { id: self.id, status, health, leaving, _keeper: keeper };
+        let inner = Inner {
+            id: self.id,
+            status,
+            health,
+            leaving,
+            _keeper: keeper,
+            _kept: (probe.flatten(), lease, pulse),
+        };
         Ok(Registration { inner: Arc::new(inner) })
     }
 
@@ -298,6 +317,7 @@ fn refused(setting: &'static str, value: &str, problem: impl Into<String>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::role::Role;
 
     fn builder(service: &str, id: &str, address: InstanceId) -> RegistrationBuilder {
         Registration::builder(ConsulConfig::new("127.0.0.1:1").unwrap(), service, id, address)

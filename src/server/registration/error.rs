@@ -21,6 +21,9 @@ pub enum RegistrationError {
     /// The way to Consul cannot be used.
     #[error("the registry's client cannot be made")]
     Consul(#[from] ConfigError),
+    /// The probe cannot run.
+    #[error(transparent)]
+    Probe(#[from] crate::server::ProbeError),
     /// The thread of the heartbeats cannot be started.
     #[error("the thread of the heartbeats cannot be started")]
     Thread(#[source] io::Error),

@@ -43,7 +43,6 @@
 //! # Ok(()) }
 //! ```
 
-mod apart;
 mod builder;
 mod entry;
 mod error;
@@ -55,10 +54,11 @@ mod status;
 use std::{fmt, sync::Arc};
 
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic_health::pb::health_server::HealthServer;
 
-use self::{apart::Apart, leaving::Leaving};
+use self::leaving::Leaving;
+use super::{Probe, RoleSource, pulse::Pulse};
 use crate::{consul::ConsulConfig, instance::InstanceId};
 
 pub use self::{
@@ -81,7 +81,9 @@ struct Inner {
     status: watch::Receiver<RegistrationStatus>,
     health: RegistrationHealth,
     leaving: Leaving,
-    _keeper: Apart,
+    _keeper: AbortOnDropHandle<()>,
+    /// What the keeper listens to, and the thread that it runs on.
+    _kept: (Option<Probe>, Option<RoleSource>, Pulse),
 }
 
 // === impl Registration ===

@@ -125,6 +125,11 @@ impl StateError {
 impl From<StateError> for tonic::Status {
     fn from(error: StateError) -> Self {
         use tonic::Code;
+        if let StateError::NotPrimary = error {
+            let mut status = Self::from(crate::not_primary::NotPrimary::default());
+            status.set_source(Arc::new(error));
+            return status;
+        }
         let code = match error {
             StateError::NotPrimary | StateError::MayBeStored { .. } | StateError::Store { .. } => {
                 Code::Unavailable
@@ -146,6 +151,29 @@ impl<E: Into<tonic::Status>> From<UpdateError<E>> for tonic::Status {
         match error {
             UpdateError::Refused(error) => error.into(),
             UpdateError::State(error) => error.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Status;
+
+    use super::*;
+    use crate::not_primary::NotPrimary;
+
+    #[test]
+    fn a_client_is_told_not_primary_only_of_what_was_never_stored() {
+        let status = Status::from(StateError::NotPrimary);
+        assert_eq!(NotPrimary::of(&status), Some(NotPrimary::default()));
+        let unanswered = StoreError::Unanswered { source: Arc::new(std::io::Error::other("cut")) };
+        for error in [
+            StateError::MayBeStored { source: unanswered.clone() },
+            StateError::Store { source: unanswered },
+            StateError::Overtaken,
+            StateError::Ended,
+        ] {
+            assert_eq!(NotPrimary::of(&Status::from(error.clone())), None, "{error}");
         }
     }
 }

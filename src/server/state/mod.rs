@@ -32,7 +32,10 @@ use self::{
     job::{Closure, Job},
     writer::{Writer, current},
 };
-use super::store::{LeaseStore, Term, key::is_key};
+use super::{
+    lease::Lease,
+    store::{LeaseStore, Term, key::is_key},
+};
 
 pub use self::error::{InvalidState, StateError, UpdateError};
 
@@ -74,6 +77,14 @@ pub struct FencedStateBuilder {
 // === impl FencedState ===
 
 impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> FencedState<T> {
+    /// The state called `key` beside `lease`. It does not keep the lease going: hold a clone of that.
+    ///
+    /// # Errors
+    /// As [`FencedStateBuilder::build`].
+    pub fn new(lease: &Lease, key: impl Into<String>) -> Result<Self, InvalidState> {
+        FencedState::builder(lease.store(), lease.term(), key).build()
+    }
+
     /// Applies `change` to the value, and answers with what it gave when the new value is stored.
     ///
     /// Updates are applied in the order in which they were asked for, to the same copy; no other sees one
