@@ -192,7 +192,7 @@ pub(crate) async fn serve_on(
             incoming::incoming(listener, options.blockable).map_err(BackendError::Listener)?,
             presence.clone().left(told),
         );
-    let drained = presence.drained(server).await;
+    let drained = presence.drained(Box::pin(server)).await;
     // The last one says how the registration ended.
     if let Some(lines) = lines {
         let _ = timeout(LAST_LINE, lines).await;

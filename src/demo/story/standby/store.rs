@@ -25,7 +25,7 @@ pub(crate) enum StoreKind {
 /// It ends when dropped.
 pub(super) enum Store {
     Consul(Box<ConsulProcess>),
-    Embedded(Agent),
+    Embedded(Box<Agent>),
     Files(PathBuf),
 }
 
@@ -56,7 +56,7 @@ impl Store {
             }
             (Choice::Embedded, _) | (Choice::Auto, None) => {
                 let words = "the embedded test agent, which forgets all when it ends".to_owned();
-                Ok((Self::Embedded(Agent::start("dc1").await?), words))
+                Ok((Self::Embedded(Box::new(Agent::start("dc1").await?)), words))
             }
         }
     }
