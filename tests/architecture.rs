@@ -170,6 +170,22 @@ fn fenced_crates_stay_behind_their_fences() {
 }
 
 #[test]
+fn the_lease_names_neither_grpc_nor_consul() {
+    let lease = Path::new("server").join("lease");
+    let (mut looked_at, mut wrong) = (0, Vec::new());
+    for (_, path) in modules() {
+        if path.iter().collect::<PathBuf>().to_string_lossy().contains(&*lease.to_string_lossy()) {
+            looked_at += 1;
+            let names = |line: &String| {
+                ["tonic::", "consul::", "http::", "fence::"].iter().any(|it| line.contains(it))
+            };
+            wrong.extend(code(&path).into_iter().filter(names));
+        }
+    }
+    assert!(looked_at > 5 && wrong.is_empty(), "{looked_at} files: {wrong:?}");
+}
+
+#[test]
 fn no_source_is_longer_than_400_lines_without_its_tests() {
     let lines = |path: &Path| {
         let text = fs::read_to_string(path).unwrap();
@@ -188,7 +204,8 @@ fn no_source_is_longer_than_400_lines_without_its_tests() {
 
 /// Tables whose rows name tests in their last column: the page, how its rows begin, and
 /// how many there are at least.
-const SHOWN: &[(&str, &str, usize)] = &[("docs/requirements.md", "| R", 29), ("docs/judging.md", "| J", 34)];
+const SHOWN: &[(&str, &str, usize)] =
+    &[("docs/requirements.md", "| R", 29 + 23 + 28), ("docs/judging.md", "| J", 34)];
 
 #[test]
 fn each_row_of_a_table_names_tests_that_exist() {

@@ -86,6 +86,28 @@ async fn walk_through(compose: &Compose) {
     assert!(failed(sums) <= LOST, "more calls failed than one kill explains:\n{}", lines.join("\n"));
 }
 
+#[test]
+fn the_profile_primary_standby_has_two_that_share_a_lease_and_a_client_of_the_primary() {
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docker-compose.yml");
+    let text = std::fs::read_to_string(file).unwrap();
+    let service = |name: &str| {
+        let begin = text.find(&format!("\n  {name}:")).unwrap_or_else(|| panic!("{name} is a service"));
+        let rest = &text[begin + 1..];
+        let lines = rest.lines().skip(1).take_while(|line| line.starts_with("    ") || line.is_empty());
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    let (a, b, client) = (service("primary-a"), service("primary-b"), service("primary-client"));
+    for wanted in ["profiles: [primary-standby]", "--lease, consul", "DEMO_SERVICE: shared-counter"] {
+        assert!(a.contains(wanted), "{wanted}:\n{a}");
+    }
+    // The other is the same under another name.
+    assert!(b.contains("<<: *primary\n") && b.contains("<<: *primary-environment\n"), "{b}");
+    assert!(a.contains("DEMO_NAME: counter-a") && b.contains("DEMO_NAME: counter-b"));
+    for wanted in ["profiles: [primary-standby]", "--primary-only", "DEMO_SERVICE: shared-counter"] {
+        assert!(client.contains(wanted), "{wanted}:\n{client}");
+    }
+}
+
 /// What the client has printed.
 struct ClientLog<'a> {
     compose: &'a Compose,

@@ -15,6 +15,8 @@ use tokio::{
 
 /// Three times what the story takes on a quiet machine.
 const STORY: Duration = Duration::from_secs(60);
+/// The same of the story of primary and standby.
+const STANDBY: Duration = Duration::from_secs(100);
 
 fn story(more: &[&str]) -> (Child, Lines<BufReader<ChildStdout>>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
@@ -56,6 +58,43 @@ async fn on_the_embedded_agents_only_what_had_to_fail_fails() {
 async fn on_a_real_consul_only_what_had_to_fail_fails() {
     if common::consul_bin().is_some() {
         ends_well("consul").await;
+    }
+}
+
+/// `demo story --primary-standby`: its verdict, and who took over how often.
+async fn loses_nothing(more: &[&str], takeovers: usize) {
+    let arguments = [&["--json", "--primary-standby"], more].concat();
+    let (mut child, mut lines) = story(&arguments);
+    let mut told = Vec::new();
+    let play = async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            told.push(serde_json::from_str::<serde_json::Value>(&line).unwrap());
+        }
+        child.wait().await.unwrap()
+    };
+    let ended = timeout(STANDBY, play).await.expect("the story ends");
+    let verdict = told.last().expect("it says something");
+    assert_eq!((&verdict["event"], &verdict["held"]), (&"verdict".into(), &true.into()), "{told:#?}");
+    assert_eq!(verdict["acknowledged"], verdict["counted"]);
+    assert_eq!(ended.code(), Some(0));
+    let primaries = told.iter().filter(|it| it["event"] == "primary").count();
+    assert_eq!(primaries, takeovers, "{told:#?}");
+}
+
+#[tokio::test]
+async fn on_files_all_that_was_acknowledged_is_counted() {
+    loses_nothing(&["--store", "file"], 6).await;
+}
+
+#[tokio::test]
+async fn on_the_embedded_agent_all_that_was_acknowledged_is_counted() {
+    loses_nothing(&["--registry", "embedded"], 7).await;
+}
+
+#[tokio::test]
+async fn on_a_real_consul_all_that_was_acknowledged_is_counted() {
+    if common::consul_bin().is_some() {
+        loses_nothing(&["--registry", "consul"], 8).await;
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::{io::AsyncReadExt, net::TcpListener};
 use tracing_subscriber::EnvFilter;
 
 use super::{
-    agent, backend, client,
+    agent, ask, backend, client,
     screen::{Screen, Tone},
     signals::Signals,
     story,
@@ -52,6 +52,12 @@ enum Command {
     /// happens, and ends with its totals at Ctrl-C and SIGTERM.
     #[command(after_help = CONSUL)]
     Client(client::Options),
+    /// Make one call, print the answer as JSON, and fail with NOT_PRIMARY where a standby was asked.
+    #[command(after_help = CONSUL)]
+    Call(ask::CallOptions),
+    /// Make another instance the primary, as planned: no call is lost.
+    #[command(after_help = CONSUL)]
+    HandOver(ask::HandOverOptions),
 }
 
 const AFTER: &str = "\
@@ -61,6 +67,12 @@ By hand, each in a terminal of its own:
   CONSUL_HTTP_ADDR=... demo backend --name counter-b
   CONSUL_HTTP_ADDR=... demo client
 Then end a backend and look at the client.
+
+Primary and standby, on one host and without Consul:
+  demo backend --no-consul --lease file:/tmp/counter --name A --listen 127.0.0.1:8080
+  demo backend --no-consul --lease file:/tmp/counter --name B --listen 127.0.0.1:8081
+  demo call --at 127.0.0.1:8080                  counts; at 8081 it gets NOT_PRIMARY
+Then end A and call 8081.
 
 RUST_LOG sets the log level of the library (on standard error), NO_COLOR removes colours.";
 
@@ -77,6 +89,7 @@ pub fn main() -> ExitCode {
         // These tell the same in their own words.
         Command::Story(_) => "off",
         Command::Client(_) => "warn,tonic_failover::client=off",
+        Command::Call(_) | Command::HandOver(_) => "error",
         Command::Backend(_) => "warn,tonic_failover::server=off",
         Command::Agent(_) => "warn",
     });
@@ -99,6 +112,8 @@ async fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Agent(options) => agent::run(options, signals, screen).await?,
         Command::Backend(options) => run_backend(options, signals, screen).await?,
         Command::Client(options) => client::run(options, signals, screen).await?,
+        Command::Call(options) => return ask::call(options, screen).await,
+        Command::HandOver(options) => return ask::hand_over(options, screen).await,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -52,6 +52,10 @@ pub(crate) struct Options {
     #[arg(long, env = "DEMO_FALLBACK", default_value = "nearest", value_parser = parse_fallback)]
     fallback: FallbackTo,
 
+    /// Call the primary only: of instances that share a lease.
+    #[arg(long, env = "DEMO_PRIMARY_ONLY")]
+    primary_only: bool,
+
     /// End after so long; without it at Ctrl-C or SIGTERM.
     #[arg(long = "for", env = "DEMO_FOR", value_name = "DURATION", value_parser = text::parse_positive_duration)]
     run_for: Option<Duration>,
@@ -97,14 +101,13 @@ struct Teller {
 }
 
 pub(crate) async fn run(options: Options, mut signals: Signals, screen: Screen) -> Result<(), Failure> {
-    let consul = ConsulService::from_env()?
-        .service(
-            ServiceOptions::new(&options.service)
-                .descriptors(pb::FILE_DESCRIPTOR_SET)
-                .default_timeout(options.deadline),
-        )
-        .fallback(options.fallback())
-        .build()?;
+    let mut service = ServiceOptions::new(&options.service)
+        .descriptors(pb::FILE_DESCRIPTOR_SET)
+        .default_timeout(options.deadline);
+    if options.primary_only {
+        service = service.primary_only();
+    }
+    let consul = ConsulService::from_env()?.service(service).fallback(options.fallback()).build()?;
     let counter = consul.grpc_client(&options.service)?;
     let teller = Arc::new(Teller { screen, json: options.json, totals: Mutex::default() });
     teller.tell(Tone::Title, "started", &options.headline(), json!({}));

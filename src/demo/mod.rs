@@ -1,6 +1,7 @@
 //! The demo program, as a library: `src/bin/demo.rs` is thin.
 
 mod agent;
+mod ask;
 pub mod backend;
 mod calls;
 mod cli;

@@ -127,6 +127,11 @@ impl Backend {
         backend
     }
 
+    /// Waits for a line of its log with these words.
+    pub(crate) async fn says(&mut self, words: &str) -> String {
+        self.line_with(words).await
+    }
+
     async fn line_with(&mut self, words: &str) -> String {
         let find = async {
             loop {
@@ -160,6 +165,11 @@ impl Backend {
     /// SIGTERM, and waits for the end.
     pub(crate) async fn terminate(&mut self) {
         self.signal(Signal::TERM);
+        self.ended().await;
+    }
+
+    /// Waits for the end.
+    pub(crate) async fn ended(&mut self) {
         timeout(SOON, self.child.wait()).await.expect("it ends").unwrap();
     }
 

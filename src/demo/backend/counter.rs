@@ -36,25 +36,22 @@ impl Counter {
     }
 
     pub(super) fn increment(&self, by: u64) -> Result<u64, Status> {
-        let mut sum = None;
+        let mut result = Ok(0);
         self.value.send_if_modified(|value| {
-            sum = value.checked_add(by);
-            let changed = sum.is_some_and(|sum| sum != *value);
-            *value = sum.unwrap_or(*value);
-            changed
+            result = sum(*value, by);
+            let old = *value;
+            if let Ok(sum) = result {
+                *value = sum;
+            }
+            old != *value
         });
-        sum.ok_or_else(|| Status::out_of_range(format!("adding {by} goes beyond {}", u64::MAX)))
+        result
     }
 
     /// As [`increment`](Self::increment), once for each key: a repetition gets
     /// the first answer again.
     pub(super) fn add(&self, key: &str, by: u64) -> Result<u64, Status> {
-        if key.is_empty() || key.len() > LONGEST_KEY {
-            let length = key.len();
-            return Err(Status::invalid_argument(format!(
-                "request_key has {length} bytes: choose 1 to {LONGEST_KEY}, unlike any other request's"
-            )));
-        }
+        check_key(key)?;
         // Held until the key is in, so that two of one key cannot both add.
         let mut keys = self.keys.lock();
         if let Some(value) = keys.values.get(key) {
@@ -75,6 +72,21 @@ impl Counter {
     pub(super) fn watch(&self) -> watch::Receiver<u64> {
         self.value.subscribe()
     }
+}
+
+pub(super) fn sum(value: u64, by: u64) -> Result<u64, Status> {
+    let sum = value.checked_add(by);
+    sum.ok_or_else(|| Status::out_of_range(format!("adding {by} goes beyond {}", u64::MAX)))
+}
+
+pub(super) fn check_key(key: &str) -> Result<(), Status> {
+    if key.is_empty() || key.len() > LONGEST_KEY {
+        let length = key.len();
+        return Err(Status::invalid_argument(format!(
+            "request_key has {length} bytes: choose 1 to {LONGEST_KEY}, unlike any other request's"
+        )));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,16 +1,24 @@
 //! `demo backend`: one instance of the `Counter` service.
 //!
 //! ```text
-//! SIGTERM -> out of Consul -> callers move -> health says NOT_SERVING -> streams end, GOAWAY
+//! SIGTERM -> lease given up -> out of Consul -> callers move -> health says NOT_SERVING -> streams end, GOAWAY
 //!         -> calls in flight are finished -> exit 0
 //! ```
 
+mod access;
 mod address;
 mod counter;
+mod incoming;
 mod journal;
+mod lease_at;
+mod operator;
 mod options;
+mod presence;
+mod primary;
 mod registration;
 mod service;
+mod shared;
+mod unfenced;
 
 use std::{
     io,
@@ -21,16 +29,23 @@ use std::{
 
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
-use tonic::transport::{Server, server::TcpIncoming};
+use tonic::transport::Server;
+use tower::{Layer, util::option_layer};
 
 use self::{
+    access::AccessLog,
     counter::Counter,
     journal::Journal,
+    operator::Operator,
+    presence::{Alone, Presence},
+    primary::Candidate,
     registration::Log,
     service::{Identity, Service},
+    shared::Number,
 };
 use super::{
-    pb::counter_server::CounterServer,
+    cli::Failure,
+    pb::{counter_server::CounterServer, operator_server::OperatorServer},
     screen::{Screen, Tone},
     text,
 };
@@ -39,8 +54,14 @@ use crate::{
     server::RegistrationError,
 };
 
-pub(crate) use self::journal::{ANSWERED, RECEIVED};
-pub use self::options::{CheckKind, Options};
+pub(crate) use self::{
+    journal::{ANSWERED, RECEIVED},
+    service::TERM,
+};
+pub use self::{
+    lease_at::LeaseAt,
+    options::{CheckKind, Options},
+};
 
 /// How long the log's last line about Consul is waited for. It is there already.
 const LAST_LINE: Duration = Duration::from_millis(100);
@@ -63,6 +84,9 @@ pub enum BackendError {
     /// The instance cannot be registered as it is to be.
     #[error("the instance cannot be registered")]
     Registration(#[from] RegistrationError),
+    /// The lease cannot be campaigned for.
+    #[error("the lease cannot be campaigned for (--lease)")]
+    Lease(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The server ended by itself.
     #[error("the server ended without having been told to")]
     Ended(#[source] Option<tonic::transport::Error>),
@@ -115,40 +139,75 @@ pub(crate) async fn serve_on(
         address = registration::address(&options, listening, &client, &log) => address,
         () = &mut shutdown => return Ok(()),
     };
-    let registration = registration::start(&options, &name, consul, address)?;
+    let candidate = match &options.lease {
+        Some(at) => {
+            let candidate = Candidate::start(at, &options, &name, listening, address.clone(), &consul);
+            Some(candidate.map_err(BackendError::Lease)?)
+        }
+        None => None,
+    };
+    let _roles = candidate.as_ref().map(|it| spawn(primary::tell(it.lease.role(), log.clone())));
+    let (alone_health, alone_service) = tonic_health::server::health_reporter();
     let datacenter = Arc::new(OnceLock::new());
-    let learn = registration::learn(datacenter.clone(), client.clone());
-    let _learn = AbortOnDropHandle::new(tokio::spawn(learn));
-    let lines = log.clone().follow(registration.subscribe(), client);
-    let lines = AbortOnDropHandle::new(tokio::spawn(lines));
-    let service = Service {
+    let (presence, lines, _learn) = if options.no_consul {
+        (Presence::Alone(Alone::new(alone_health, candidate.clone()).await), None, None)
+    } else {
+        let registration = registration::start(&options, &name, consul, address, candidate.as_ref())?;
+        let learn = spawn(registration::learn(datacenter.clone(), client.clone()));
+        let lines = spawn(log.clone().follow(registration.subscribe(), client));
+        (Presence::InConsul(registration), Some(lines), Some(learn))
+    };
+    let counter = match &candidate {
+        Some(candidate) => Number::Shared(candidate.counter.clone()),
+        None => Number::Own(Arc::new(Counter::new())),
+    };
+    let service = CounterServer::new(Service {
         identity: Identity { instance: name.into(), datacenter },
-        counter: Arc::new(Counter::new()),
+        counter,
         journal: journal.clone(),
         work: options.work,
-        stop: registration.stopping(),
-    };
+        stop: presence.stopping(),
+    });
     let told = async {
         shutdown.await;
         log.say(Tone::Title, "stopping");
     };
+    let health = match &presence {
+        Presence::InConsul(registration) => Some(registration.health_service()),
+        Presence::Alone(_) => None,
+    };
+    let access = options.access_log.then(|| AccessLog(log.clone()));
+    let (fenced, open) = match &candidate {
+        Some(candidate) => (Some(candidate.fence.layer(service)), None),
+        None => (None, Some(service)),
+    };
     let server = Server::builder()
-        .add_service(registration.health_service())
-        .add_service(CounterServer::new(service))
+        .layer(option_layer(access))
+        .add_optional_service(options.no_consul.then_some(alone_service))
+        .add_optional_service(health)
+        .add_optional_service(candidate.clone().map(|it| OperatorServer::new(Operator(it))))
+        .add_optional_service(fenced)
+        .add_optional_service(open)
         .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
-            registration.left(told),
+            incoming::incoming(listener, options.blockable).map_err(BackendError::Listener)?,
+            presence.clone().left(told),
         );
-    let drained = registration.drained(server).await;
+    let drained = presence.drained(Box::pin(server)).await;
     // The last one says how the registration ended.
-    let _ = timeout(LAST_LINE, lines).await;
+    if let Some(lines) = lines {
+        let _ = timeout(LAST_LINE, lines).await;
+    }
     match drained {
-        Ok(ended) if !registration.stopping().is_cancelled() => return Err(BackendError::Ended(ended.err())),
+        Ok(ended) if !presence.stopping().is_cancelled() => return Err(BackendError::Ended(ended.err())),
         Ok(_) => log.say(Tone::Title, "stopped; every call in flight was answered"),
         Err(late) => log.say(Tone::Notice, &format!("stopped; {late}")),
     }
     journal.close().await;
     Ok(())
+}
+
+fn spawn(task: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(task))
 }
 
 /// One line of a backend's log.

@@ -4,7 +4,8 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use crate::demo::text::parse_duration;
+use super::lease_at::{LeaseAt, parse_lease};
+use crate::demo::text::{parse_duration, parse_positive_duration};
 
 /// How `demo backend` serves and how it is found.
 #[derive(Args, Clone, Debug)]
@@ -40,6 +41,36 @@ pub struct Options {
     #[arg(long, env = "DEMO_WORK", default_value = "0s", value_name = "DURATION", value_parser = parse_duration)]
     pub work: Duration,
 
+    /// Share the counter with the other instances of this lease, of which one at a time is primary and
+    /// counts: consul or consul:PREFIX (below services/SERVICE by default), or file:DIR on one host.
+    #[arg(long, env = "DEMO_LEASE", value_name = "STORE", value_parser = parse_lease)]
+    pub lease: Option<LeaseAt>,
+
+    /// How long a standby waits for a sign of the primary before it takes over.
+    /// Default: the library's, 2s.
+    #[arg(long, env = "DEMO_LEASE_LENGTH", value_name = "DURATION", value_parser = parse_positive_duration, requires = "lease")]
+    pub lease_length: Option<Duration>,
+
+    /// How often the primary gives one. Default: the library's, 400ms.
+    #[arg(long, env = "DEMO_LEASE_RENEWAL", value_name = "DURATION", value_parser = parse_positive_duration, requires = "lease")]
+    pub lease_renewal: Option<Duration>,
+
+    /// Register nowhere: only those who know the address find this instance.
+    #[arg(long)]
+    pub no_consul: bool,
+
+    /// Print a line for each request, with the instance and what came of it.
+    #[arg(long)]
+    pub access_log: bool,
+
+    /// For tests: keep the state in FILE, as if nothing had to be fenced.
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub unfenced: Option<PathBuf>,
+
+    /// For tests: SIGUSR1 lets the listener accept nothing more, SIGUSR2 lets it go on.
+    #[arg(long, hide = true)]
+    pub blockable: bool,
+
     /// Also end when standard input is closed, so that the death of the parent ends it.
     #[arg(long, hide = true)]
     pub ends_with_stdin: bool,
@@ -68,6 +99,13 @@ impl Options {
             check: CheckKind::Ttl,
             journal: None,
             work: Duration::ZERO,
+            lease: None,
+            lease_length: None,
+            lease_renewal: None,
+            no_consul: false,
+            access_log: false,
+            unfenced: None,
+            blockable: false,
             ends_with_stdin: false,
         }
     }
@@ -122,6 +160,8 @@ mod tests {
             (["backend", "--name", "a b"], "letters, digits"),
             (["backend", "--advertise", "web1:4000"], "without a port"),
             (["backend", "--work", "20"], "for example 300ms"),
+            (["backend", "--lease", "etcd"], "consul, consul:PREFIX or file:DIR"),
+            (["backend", "--lease", "file:"], "consul, consul:PREFIX or file:DIR"),
         ];
         for (line, words) in cases {
             let error = Line::try_parse_from(line).err().unwrap().to_string();

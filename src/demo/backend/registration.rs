@@ -13,6 +13,7 @@ use tonic::server::NamedService;
 use super::{
     address::advertised,
     options::{CheckKind, Options},
+    primary::Candidate,
     say,
     service::Service,
 };
@@ -63,9 +64,16 @@ pub(super) fn start(
     name: &str,
     consul: ConsulConfig,
     address: InstanceId,
+    candidate: Option<&Candidate>,
 ) -> Result<Registration, RegistrationError> {
-    let it =
+    let mut it =
         Registration::builder(consul, &options.service, name, address).serves(CounterServer::<Service>::NAME);
+    if let Some(candidate) = candidate.cloned() {
+        it = it
+            .follow(candidate.lease.role())
+            .alive(candidate.alive.clone())
+            .before_leaving(candidate.leave());
+    }
     match options.check {
         CheckKind::Ttl => it,
         CheckKind::Tcp => it.tcp_check(INTERVAL),

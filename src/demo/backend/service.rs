@@ -11,8 +11,14 @@ use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::{counter::Counter, journal::Journal};
-use crate::demo::pb::{AddRequest, CounterReply, GetRequest, IncrementRequest, WatchRequest, counter_server};
+use super::{journal::Journal, shared::Number};
+use crate::{
+    FencingToken,
+    demo::pb::{AddRequest, CounterReply, GetRequest, IncrementRequest, WatchRequest, counter_server},
+};
+
+/// The term of the primary that answers, in the metadata of its answers.
+pub(crate) const TERM: &str = "fencing-token";
 
 /// Who answers: what every reply names.
 #[derive(Clone)]
@@ -26,7 +32,7 @@ pub(super) struct Identity {
 #[derive(Clone)]
 pub(super) struct Service {
     pub(super) identity: Identity,
-    pub(super) counter: Arc<Counter>,
+    pub(super) counter: Number,
     pub(super) journal: Journal,
     /// How long the handling of a request is made to take.
     pub(super) work: Duration,
@@ -49,34 +55,47 @@ impl Service {
     async fn handle(
         &self,
         method: &str,
+        term: Option<FencingToken>,
         id: &str,
-        act: impl FnOnce(&Counter) -> Result<u64, Status>,
+        act: impl Future<Output = Result<u64, Status>>,
     ) -> Result<Response<CounterReply>, Status> {
         let entry = self.journal.received(method, id)?;
         if !self.work.is_zero() {
             tokio::time::sleep(self.work).await;
         }
-        let value = act(&self.counter);
+        let value = act.await;
         entry.answered();
-        value.map(|value| Response::new(self.identity.reply(value)))
+        let mut response = Response::new(self.identity.reply(value?));
+        if let Some(term) = term {
+            response.metadata_mut().insert(TERM, term.get().into());
+        }
+        Ok(response)
     }
+}
+
+/// The term in which the fence has let a request in; none where there is no fence.
+fn term<T>(request: &Request<T>) -> Option<FencingToken> {
+    request.extensions().get::<FencingToken>().copied()
 }
 
 #[tonic::async_trait]
 impl counter_server::Counter for Service {
     async fn increment(&self, request: Request<IncrementRequest>) -> Result<Response<CounterReply>, Status> {
+        let term = term(&request);
         let IncrementRequest { by, request_id } = request.into_inner();
-        self.handle("Increment", &request_id, |counter| counter.increment(by)).await
+        self.handle("Increment", term, &request_id, self.counter.increment(by)).await
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<CounterReply>, Status> {
+        let term = term(&request);
         let GetRequest { request_id } = request.into_inner();
-        self.handle("Get", &request_id, |counter| Ok(counter.get())).await
+        self.handle("Get", term, &request_id, self.counter.get()).await
     }
 
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<CounterReply>, Status> {
+        let term = term(&request);
         let AddRequest { request_key, by } = request.into_inner();
-        self.handle("Add", &request_key, |counter| counter.add(&request_key, by)).await
+        self.handle("Add", term, &request_key, self.counter.add(&request_key, by)).await
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<CounterReply, Status>> + Send>>;
@@ -84,7 +103,7 @@ impl counter_server::Counter for Service {
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let entry = self.journal.received("Watch", &request.into_inner().request_id)?;
         let identity = self.identity.clone();
-        let values = WatchStream::new(self.counter.watch())
+        let values = WatchStream::new(self.counter.watch().await?)
             .map(move |value| Ok(identity.reply(value)))
             .take_until(self.stop.clone().cancelled_owned());
         // A clean end would say that the counter will never change again.

@@ -6,9 +6,11 @@ mod board;
 mod callers;
 mod journal;
 mod narrator;
+mod process;
 mod registry;
 mod report;
 mod stage;
+mod standby;
 mod tally;
 mod verdict;
 mod words;
@@ -26,6 +28,7 @@ use self::{
     narrator::Narrator,
     registry::{Choice, Registry},
     stage::Stage,
+    standby::StoreKind,
 };
 use super::{
     calls::SLOW,
@@ -42,6 +45,14 @@ pub(crate) struct Options {
     /// target/consul, and the embedded agents where there is none.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     registry: Choice,
+
+    /// Tell of a primary and its standby instead: one counter, of which nothing may be lost.
+    #[arg(long)]
+    primary_standby: bool,
+
+    /// Where primary and standby keep their lease and the counter.
+    #[arg(long, value_enum, default_value_t = StoreKind::Consul, requires = "primary_standby")]
+    store: StoreKind,
 
     /// Keep the servers' journals and logs in DIR.
     #[arg(long, value_name = "DIR")]
@@ -81,6 +92,9 @@ async fn tell(options: &Options, narrator: &Narrator) -> Result<ExitCode, Failur
             temporary.path().to_owned()
         }
     };
+    if options.primary_standby {
+        return standby::tell(options.store, options.registry, &dir, narrator).await;
+    }
     narrator.plain(Tone::Title, "One client, three servers, two datacenters");
     let registry = Registry::start(options.registry).await?;
     narrator.fact("Registry", registry.words());
