@@ -31,10 +31,8 @@ pub(super) struct Candidate {
     pub(super) lease: Lease,
     pub(super) fence: FenceLayer,
     /// Whether the listener answers.
-    pub(super) alive: watch::Receiver<bool>,
+    pub(super) probe: Probe,
     pub(super) counter: SharedCounter,
-    /// Ends with its last clone.
-    _probe: Probe,
 }
 
 // === impl Candidate ===
@@ -50,7 +48,6 @@ impl Candidate {
         consul: &ConsulConfig,
     ) -> Result<Self, Failure> {
         let probe = Probe::of(listening);
-        let alive = probe.watch()?;
         let lease = match at {
             LeaseAt::Consul { prefix } => {
                 let default = || format!("services/{}", options.service);
@@ -63,13 +60,12 @@ impl Candidate {
                 lease(FileLeaseStore::new(directory)?, options, name, address)
             }
         };
-        let lease = lease.alive(&probe).campaign()?;
-        let state: FencedState<Count> =
-            FencedState::builder(lease.store(), lease.term(), "counter").build()?;
-        let fence = FenceLayer::new(lease.role());
+        let lease = lease.alive(&probe).drain(LAST_CALLS).campaign()?;
+        let state = FencedState::<Count>::new(&lease, "counter")?;
+        let fence = FenceLayer::new(&lease);
         let unfenced = options.unfenced.clone().map(Unfenced::new);
         let counter = SharedCounter::new(state, lease.clone(), unfenced);
-        Ok(Self { lease, fence, alive, counter, _probe: probe })
+        Ok(Self { lease, fence, probe, counter })
     }
 
     /// Gives the lease up, for good: what is in flight ends before, what comes is refused.

@@ -69,10 +69,7 @@ pub(super) fn start(
     let mut it =
         Registration::builder(consul, &options.service, name, address).serves(CounterServer::<Service>::NAME);
     if let Some(candidate) = candidate.cloned() {
-        it = it
-            .follow(candidate.lease.role())
-            .alive(candidate.alive.clone())
-            .before_leaving(candidate.leave());
+        it = it.follow(&candidate.lease).alive(&candidate.probe).before_leaving(candidate.leave());
     }
     match options.check {
         CheckKind::Ttl => it,
