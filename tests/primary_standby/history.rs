@@ -98,8 +98,6 @@ fn out_of_order(ops: &[Op]) -> Vec<Broken> {
 
 #[cfg(test)]
 mod tests {
-    use std::slice::from_ref;
-
     use super::*;
 
     fn op(kind: Kind, began: u64, ended: u64, ack: Option<(u64, &str, u64)>) -> Op {
@@ -123,8 +121,8 @@ mod tests {
     #[test]
     fn each_fault_is_seen() {
         let good = op(Kind::Add, 0, 10, Some((1, "a", 1)));
-        assert_eq!(judge(from_ref(&good), 0), [Broken::Lost { counted: 0, acknowledged: 1 }]);
-        assert_eq!(judge(from_ref(&good), 2), [Broken::CountedTwice { counted: 2, asked: 1 }]);
+        assert_eq!(judge(std::slice::from_ref(&good), 0), [Broken::Lost { counted: 0, acknowledged: 1 }]);
+        assert_eq!(judge(std::slice::from_ref(&good), 2), [Broken::CountedTwice { counted: 2, asked: 1 }]);
         let again = op(Kind::Add, 5, 10, Some((1, "a", 1)));
         assert_eq!(judge(&[good.clone(), again], 2), [Broken::SameValue { value: 1, times: 2 }]);
         let other = op(Kind::Add, 5, 10, Some((2, "b", 1)));
