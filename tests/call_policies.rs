@@ -105,6 +105,12 @@ async fn a_method_that_a_service_config_declares_survives_kill_9() {
     callers.go_on_for(200).await;
     let tally = callers.stop().await;
     print("kill -9, declared", &tally);
-    assert!(tally.failed.is_empty(), "{:?}", tally.failed);
+    // A response that had begun is committed, whatever is declared (gRFC A6): one may die between
+    // its headers and its trailers.
+    assert!(
+        tally.failed.iter().all(|(_, words)| words.contains("CallError(ResponseCut")),
+        "{:?}",
+        tally.failed
+    );
     assert!(tally.slowest < SOON, "{tally:?}");
 }
