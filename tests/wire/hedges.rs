@@ -169,7 +169,7 @@ async fn an_unsafe_method_is_hedged_only_where_a_service_config_declares_it() {
 async fn a_request_that_cannot_be_kept_is_sent_once() {
     let answer = |_: &Ask| Act::Answer.after(Duration::from_millis(200));
     let (one, other) = (Scripted::start(answer).await, Scripted::good().await);
-    let options = after(SHORT).safe_method("/counter.v1.Counter/Collect");
+    let options = after(SHORT).safe_method("/uploads.v1.Uploads/Collect");
     let Some(stage) = set(options, &[&one, &other]).await else { return };
     assert_eq!(served(&collect(stage.channel(), 3, 1000).await.unwrap()), ("0".to_owned(), 1));
     assert_eq!((one.asks().len(), other.asks().len()), (1, 0));

@@ -48,7 +48,7 @@ pub(crate) async fn collect(
     let mut client = tonic::client::Grpc::new(channel);
     client.ready().await.unwrap();
     let codec = ProstCodec::<IncrementRequest, CounterReply>::default();
-    client.client_streaming(request, PathAndQuery::from_static("/counter.v1.Counter/Collect"), codec).await
+    client.client_streaming(request, PathAndQuery::from_static("/uploads.v1.Uploads/Collect"), codec).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -95,7 +95,7 @@ async fn a_client_stream_that_was_consumed_is_not_replayed() {
         _ => Act::Answer,
     })
     .await;
-    let path = "/counter.v1.Counter/Collect";
+    let path = "/uploads.v1.Uploads/Collect";
     let Some(stage) = Stage::with(options().safe_method(path), &[("a", server.port)]).await else { return };
     let stage = stage.ready(1).await;
     let status = collect(stage.channel(), 3, 1000).await.unwrap_err();
@@ -140,7 +140,7 @@ async fn a_stream_of_ready_messages_is_kept_and_resent_like_a_single_one() {
     let mut client = tonic::client::Grpc::new(stage.channel());
     client.ready().await.unwrap();
     let codec = ProstCodec::<IncrementRequest, CounterReply>::default();
-    let path = PathAndQuery::from_static("/counter.v1.Counter/Collect");
+    let path = PathAndQuery::from_static("/uploads.v1.Uploads/Collect");
     let messages = tokio_stream::iter([message(1000), message(1000)]);
     let reply = client.client_streaming(Request::new(messages), path, codec).await.unwrap();
     assert_eq!(served(&reply).1, 2);

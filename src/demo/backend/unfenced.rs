@@ -25,9 +25,19 @@ impl Unfenced {
         Self { file: Arc::new(Mutex::new(file)) }
     }
 
+    /// A write that has begun is done, though its caller may be gone when the process wakes up:
+    /// in 10 ms it is over, which nobody waits for at the process's end.
     pub(super) async fn update(
         &self,
-        change: impl FnOnce(&mut Count) -> Result<u64, Status>,
+        change: impl FnOnce(&mut Count) -> Result<u64, Status> + Send + 'static,
+    ) -> Result<u64, Status> {
+        let written = tokio::spawn(self.clone().write(change));
+        written.await.unwrap_or_else(|error| Err(failed(&error)))
+    }
+
+    async fn write(
+        self,
+        change: impl FnOnce(&mut Count) -> Result<u64, Status> + Send + 'static,
     ) -> Result<u64, Status> {
         let file = self.file.lock().await;
         let mut count = match fs::read(&*file) {
