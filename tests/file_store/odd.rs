@@ -4,8 +4,12 @@ use std::{error::Error, fs, path::Path, time::Duration};
 
 use bytes::Bytes;
 use tokio::time::{Instant, timeout};
-use tonic_failover::server::store::{
-    FileLeaseStore, InvalidFileStore, LeaseStore, StoreError, Term, Version, Write,
+use tonic_failover::{
+    InstanceId, Role,
+    server::{
+        Lease,
+        store::{FileLeaseStore, InvalidFileStore, LeaseStore, StoreError, Term, Version, Write},
+    },
 };
 
 use crate::child::claim;
@@ -120,6 +124,32 @@ async fn heartbeats_and_releases_that_cannot_be_read_free_nothing() {
     fs::write(&released, "").unwrap();
     let record = one.read().await.unwrap();
     assert!(record.holder.is_some() && !record.released);
+}
+
+/// The primary itself finds its own claim, and can do nothing in that term any more.
+#[tokio::test]
+async fn a_primary_whose_term_was_spoilt_by_hand_is_primary_again_in_another() {
+    for (spoilt, with) in [("released-", Some("rubbish")), ("start-", None)] {
+        let directory = tempfile::tempdir().unwrap();
+        let address = InstanceId::new("127.0.0.1", 1);
+        let lease = Lease::builder(store(directory.path()), "counter-a", address);
+        let ms = Duration::from_millis;
+        let lease = lease.length(ms(400)).renewal(ms(80)).margin(ms(60)).campaign().unwrap();
+        let mut role = lease.role();
+        let mut later_than = async |before: u64| {
+            let is = |role: &Role| role.primary_at(Instant::now()).is_some_and(|it| it.get() > before);
+            let role = timeout(Duration::from_secs(20), role.wait_for(is)).await;
+            role.unwrap_or_else(|_| panic!("primary after term {before}, {spoilt}")).unwrap();
+        };
+        later_than(0).await;
+        let file = named(directory.path(), "term-").to_str().unwrap().replace("term-", spoilt);
+        match with {
+            Some(rubbish) => fs::write(file, rubbish).unwrap(),
+            None => fs::remove_file(file).unwrap(),
+        }
+        later_than(1).await;
+        lease.shutdown().await;
+    }
 }
 
 #[tokio::test]

@@ -137,6 +137,11 @@ impl Holding {
         self.parting.as_ref().is_some_and(|parting| now < parting.drain_until)
     }
 
+    /// Whether it was acquired here, or a renewal has been answered since it was found to be ours.
+    pub(super) fn was_renewed(&self) -> bool {
+        self.until.is_some()
+    }
+
     /// Whether nobody else can have it.
     pub(super) fn is_held(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now < until)

@@ -14,7 +14,8 @@
 //!   while it is in contact. Whatever was renewed before that answer was sent before it too, so the
 //!   holder has stopped when the length has passed. After an outage it counts anew, which leaves the
 //!   holder the first word.
-//! * A step without an answer may have happened: the next read tells, by the own nonce.
+//! * A step without an answer may have happened: the next read tells, by the own nonce. Where the store
+//!   then does not let it be renewed it is taken over as another's is, in a new term.
 //! * What is released is taken at once, by the one it is left to first.
 //! * Who gives up leaves the others the first word.
 
@@ -80,6 +81,8 @@ pub(super) struct Election<R> {
     stand_back: Option<Instant>,
     /// The greatest token seen. What is below it is an old record that has come back.
     highest: FencingToken,
+    /// The last term that was given up, or that a read found to be ours and the store did not let be renewed.
+    barren: Option<Term>,
     rng: R,
 }
 
@@ -99,6 +102,7 @@ impl<R: Rng> Election<R> {
             stand: Stand::Watching(Watching::new(now)),
             stand_back: None,
             highest: FencingToken::new(0),
+            barren: None,
             rng,
         }
     }
@@ -137,7 +141,13 @@ impl<R: Rng> Election<R> {
                 {
                     match renewed {
                         Ok(()) => holding.renewed(&self.timing, sent),
-                        Err(StoreError::Superseded) => self.step_down(now),
+                        Err(StoreError::Superseded) => {
+                            // Else a read would find it once more, and so on without an end.
+                            if !holding.was_renewed() {
+                                self.barren = Some(holding.term.clone());
+                            }
+                            self.step_down(now);
+                        }
                         Err(_) => holding.not_renewed(now + pause),
                     }
                 }
@@ -148,7 +158,10 @@ impl<R: Rng> Election<R> {
                     && holding.term.token == token
                 {
                     match released {
-                        Ok(()) | Err(StoreError::Superseded) => self.step_down(now),
+                        Ok(()) | Err(StoreError::Superseded) => {
+                            self.barren = Some(holding.term.clone());
+                            self.step_down(now);
+                        }
                         Err(_) => holding.not_released(now + pause),
                     }
                 }
@@ -209,12 +222,13 @@ impl<R: Rng> Election<R> {
     }
 
     /// The term that the record gives to this process. A record with a token below one that has been
-    /// seen is old, from before data were lost: it is nobody's.
+    /// seen is old, from before data were lost: it is nobody's. So is one that is barren.
     fn own_term(&self, record: &LeaseRecord) -> Option<Term> {
         let holder = record.holder.as_ref().filter(|_| !record.released)?;
         let token = holder.primary.token;
         (holder.nonce == self.nonce && token >= self.highest)
             .then(|| Term::new(token, record.holder_version, self.nonce.clone()))
+            .filter(|term| self.barren.as_ref() != Some(term))
     }
 
     fn hold(&mut self, term: Term, until: Option<Instant>, now: Instant) {

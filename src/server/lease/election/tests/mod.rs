@@ -242,6 +242,43 @@ fn a_renewal_that_hangs_does_not_hold_up_the_next() {
 }
 
 #[test]
+fn a_term_that_reads_call_ours_and_that_cannot_be_renewed_is_followed_by_another() {
+    let mut bench = Bench::holding();
+    bench.run_until(400);
+    let old = bench.election.term().unwrap().clone();
+    // Its record stays as it is.
+    let mut asked = 0;
+    let mut refuse = |bench: &mut Bench| {
+        while let Some(step) = bench.election.next(bench.now) {
+            asked += 1;
+            assert!(asked < 100, "it turns on the spot");
+            match step {
+                Step::Renew(term) if term == old => {
+                    let no = Answer::Renew(term.token, Err(StoreError::Superseded));
+                    bench.election.answered(bench.now, bench.now, no);
+                }
+                Step::Release(term, _) if term == old => {
+                    let no = Answer::Release(term.token, Err(StoreError::Superseded));
+                    bench.election.answered(bench.now, bench.now, no);
+                }
+                step => bench.answer(step, None),
+            }
+        }
+    };
+    let mut ends = Bench::holding();
+    ends.run_until(400);
+    ends.election.live(false, ends.now);
+    refuse(&mut ends);
+    assert!(!ends.election.may_hold());
+    for ms in 800..3_000 {
+        bench.now = bench.at(ms);
+        refuse(&mut bench);
+    }
+    assert!(bench.is_primary(), "{:?}", bench.role());
+    assert!(bench.election.term().unwrap().token > old.token);
+}
+
+#[test]
 fn a_renewal_that_fails_is_soon_tried_again() {
     let mut bench = Bench::holding();
     bench.run_until(399);
