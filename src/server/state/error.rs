@@ -57,8 +57,9 @@ pub enum StateError {
         /// The store's.
         limit: usize,
     },
-    /// The update made a value that JSON cannot say. Nothing was stored.
-    #[error("the update makes a state that cannot be written as JSON")]
+    /// The update made a value that JSON cannot say, or that could not be read back from it: NaN, for
+    /// example. Nothing was stored.
+    #[error("the update makes a state that cannot be written as JSON and read back")]
     NotEncodable {
         /// What serde says.
         source: Arc<dyn Error + Send + Sync>,

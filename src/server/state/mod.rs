@@ -48,7 +48,7 @@ const LONGEST_QUEUE: usize = 1 << 20;
 /// the lease. A new term loads the value afresh before anything is answered. What has never been
 /// stored is `T::default()`. It is kept as JSON, so `T` may grow fields (with `#[serde(default)]`).
 ///
-/// `T` is cloned and encoded for each update: meant for counters, positions and small tables, not for
+/// `T` is cloned, encoded and, to be certain that it can be, decoded for each update: meant for counters, positions and small tables, not for
 /// a database. How long it may become is the store's affair ([`LeaseStore::value_limit`]). One `FencedState` a
 /// key and process; clones are handles of the same.
 ///

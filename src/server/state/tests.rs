@@ -495,6 +495,19 @@ async fn a_value_whose_own_code_panics_is_refused_alone() {
     assert_eq!(state.read().await.unwrap().0, 14);
 }
 
+/// JSON has no NaN: it is written as null, which no term could read afterwards.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_could_not_be_read_back_is_never_stored() {
+    let store = Scripted::new();
+    let (rates, _terms) = state::<Vec<f64>>(&store);
+    rates.update(|rates| rates.push(0.5)).await.unwrap();
+    let (nan, other) =
+        tokio::join!(rates.update(|rates| rates.push(f64::NAN)), rates.update(|rates| rates.push(1.5)));
+    assert!(matches!(nan, Err(StateError::NotEncodable { .. })), "{nan:?}");
+    other.unwrap();
+    assert_eq!(store.text(), "[0.5,1.5]");
+}
+
 #[test]
 fn a_state_is_not_made_of_what_cannot_be() {
     let builder = |key| {

@@ -211,8 +211,14 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
     fn apply(&self, value: &T, update: &mut dyn Update<T>) -> Option<(Arc<T>, Bytes)> {
         let applied = guarded(|| {
             let mut next = value.clone();
-            let done = update.apply(&mut next);
-            Ok(done.then_some((serde_json::to_vec(&next)?, next)))
+            if !update.apply(&mut next) {
+                return Ok(None);
+            }
+            let encoded = serde_json::to_vec(&next)?;
+            // What cannot be read back would be the end of the state: JSON writes NaN as null, for
+            // example, and is read to a depth of 128 alone.
+            serde_json::from_slice::<T>(&encoded)?;
+            Ok(Some((encoded, next)))
         });
         let limit = self.store.value_limit();
         match applied {
