@@ -134,7 +134,8 @@ fn read(status: &Status, reason: &str) -> Option<Option<Primary>> {
     Some(primary())
 }
 
-fn is_sound(primary: &Primary) -> bool {
+/// Whether it crosses the wire: what is not is never named to a caller.
+pub(crate) fn is_sound(primary: &Primary) -> bool {
     let name = &primary.instance;
     !name.is_empty() && name.len() <= LONGEST_NAME && address(primary.address.authority()).is_some()
 }

@@ -1,12 +1,14 @@
 //! What a lease is campaigned for with: every setting is checked before anything starts.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{fmt, io, net::IpAddr, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 
 use super::{Lease, timing::Timing};
 use crate::{
     InstanceId,
+    not_primary::is_sound,
+    role::{FencingToken, Primary},
     server::{
         life::Life,
         probe::{Probe, ProbeError},
@@ -15,7 +17,7 @@ use crate::{
 };
 
 /// An instance's name is as long as this at the most: as a name in DNS (RFC 1035, 2.3.4).
-const LONGEST_NAME: usize = 255;
+pub(super) const LONGEST_NAME: usize = 255;
 
 /// Builds a [`Lease`].
 #[derive(Clone)]
@@ -51,6 +53,11 @@ pub enum CampaignError {
         /// What the system says.
         source: io::Error,
     },
+}
+
+/// Whether an instance may be called so.
+pub(super) fn is_name(name: &str) -> bool {
+    (1..=LONGEST_NAME).contains(&name.len()) && !name.contains(char::is_control)
 }
 
 impl CampaignError {
@@ -127,17 +134,18 @@ impl LeaseBuilder {
     pub fn campaign(self) -> Result<Lease, CampaignError> {
         self.timing.check()?;
         let name = &self.instance;
-        if name.is_empty() || name.len() > LONGEST_NAME || name.contains(char::is_control) {
+        if !is_name(name) {
             return Err(CampaignError::setting(
                 "instance",
                 name,
                 "a name of 1 to 255 bytes without control characters, like counter-a",
             ));
         }
-        let authority = self.address.authority();
-        if authority.starts_with(':') || authority.ends_with(":0") {
-            let expected = "a host and the port that the listener has got, like 10.0.0.7:50051";
-            return Err(CampaignError::setting("address", authority, expected));
+        let unspecified = self.address.host().parse().is_ok_and(|ip: IpAddr| ip.is_unspecified());
+        // Nobody could be sent to it.
+        if unspecified || !is_sound(&Primary::new(name, self.address.clone(), FencingToken::new(1))) {
+            let expected = "the host by which others reach it and the port that the listener has got, like 10.0.0.7:50051";
+            return Err(CampaignError::setting("address", self.address.authority(), expected));
         }
         if self.drain > Duration::from_secs(3600) {
             return Err(CampaignError::setting("drain", self.drain, "an hour at the most"));

@@ -27,6 +27,7 @@ use tower::util::rng::HasherRng;
 
 pub use self::builder::{CampaignError, LeaseBuilder};
 use self::{
+    builder::{LONGEST_NAME, is_name},
     campaign::{Campaign, Command, UnderWay},
     election::Election,
     published::Published,
@@ -98,6 +99,14 @@ pub enum HandOverError {
     /// This instance does not hold it.
     #[error("this instance does not hold the lease")]
     NotHeld,
+    /// Nobody else can be called so. Nothing was done: this instance holds what it held.
+    #[error(
+        "{successor:?} cannot be the successor: another instance's name is wanted, of 1 to 255 bytes without control characters"
+    )]
+    Successor {
+        /// What was given, its beginning.
+        successor: String,
+    },
     /// The store took no release in the lease's length. This instance is not primary all the same,
     /// and others take over as they would after a crash.
     #[error("the store has not taken the release; the lease ends by itself")]
@@ -223,11 +232,17 @@ impl Lease {
     /// and everybody else for another.
     ///
     /// # Errors
-    /// It is not held, or the store has not taken the release within the lease's length.
+    /// It is not held, the successor's name can be nobody else's, or the store has not taken the release
+    /// within the lease's length.
     ///
     /// # Cancel safety
     /// It goes on even so.
     pub async fn hand_over(&self, successor: Option<&str>) -> Result<HandedOver, HandOverError> {
+        // For such a one nobody would be primary for the lease's length.
+        if let Some(name) = successor.filter(|name| !is_name(name) || *name == self.0.claim.instance) {
+            let successor = name.chars().take(LONGEST_NAME).collect();
+            return Err(HandOverError::Successor { successor });
+        }
         let calls_left = self.give_up(successor.map(str::to_owned), self.0.drain).await?;
         let mut role = self.role();
         let taken =

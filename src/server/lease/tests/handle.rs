@@ -150,15 +150,34 @@ async fn a_hand_over_tells_who_took_over() {
 }
 
 #[tokio::test]
+async fn a_hand_over_to_whom_nobody_can_be_is_refused_and_costs_nothing() {
+    let memory = Memory::released();
+    let mine = lease(&memory, "a");
+    until("it is primary", || mine.token().is_some()).await;
+    let token = mine.token();
+    for name in ["", "a", "b\n", &"b".repeat(256)] {
+        let error = mine.hand_over(Some(name)).await.unwrap_err();
+        assert!(matches!(error, HandOverError::Successor { .. }), "{name:?}: {error}");
+        assert_eq!(mine.token(), token);
+    }
+}
+
+#[tokio::test]
 async fn settings_that_cannot_be_are_refused_by_name() {
     let memory = Memory::released();
     let build = |instance: &str, port| Lease::builder(memory.store(), instance, InstanceId::new("h", port));
+    let at = |host: &str| Lease::builder(memory.store(), "a", InstanceId::new(host, 1));
     let ms = Duration::from_millis;
     let probe = Probe::of("127.0.0.1:1".parse().unwrap());
     let cases = [
         (build("", 1), "lease: instance = \"\" is not usable"),
         (build("a\nb", 1), "lease: instance = \"a\\nb\""),
         (build("a", 0), "lease: address = \"h:0\""),
+        (at("0.0.0.0"), "lease: address = \"0.0.0.0:1\" is not usable: the host by which others reach it"),
+        (at("::"), "lease: address = \"[::]:1\""),
+        (at("[::1]"), "lease: address = \"[[::1]]:1\""),
+        (at("a b"), "lease: address = \"a b:1\""),
+        (at(&"h".repeat(256)), "lease: address = \"hhh"),
         (build("a", 1).renewal(ms(900)), "lease: renewal = 900ms is not usable: less than 850ms"),
         (build("a", 1).length(ms(10)), "lease: length = 10ms"),
         (build("a", 1).drain(ms(3_600_001)), "lease: drain = 3600.001s"),
