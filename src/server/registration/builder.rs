@@ -31,6 +31,10 @@ const INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_s
 /// The least that Consul takes
 /// (<https://developer.hashicorp.com/consul/api-docs/agent/check#deregistercriticalserviceafter>).
 const CRITICAL: Duration = Duration::from_secs(60);
+/// Our choice: Consul counts nanoseconds in 63 bits, which is less than 300 years, and refuses more.
+const LONGEST_CRITICAL: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+/// As long as leaving may wait for callers and calls, each. Our choice.
+const LONGEST_WAIT: Duration = Duration::from_secs(60 * 60);
 /// Consul's bounds of metadata, and the pairs of them that are ours
 /// (<https://developer.hashicorp.com/consul/docs/services/configuration/services-configuration-reference#meta>).
 const LONGEST_KEY: usize = 128;
@@ -124,7 +128,7 @@ impl RegistrationBuilder {
         self
     }
 
-    /// How long it may be critical before the agent takes it out, 1 min at the least; the agent
+    /// How long it may be critical before the agent takes it out, 1 min to 366 days; the agent
     /// looks only every 30 s. A process that still runs registers itself again when its probe succeeds.
     /// `None`: never. Default: 1 min.
     pub fn deregister_critical_after(mut self, limit: impl Into<Option<Duration>>) -> Self {
@@ -170,14 +174,14 @@ impl RegistrationBuilder {
 
     /// How long callers have to move when Consul has been told, before the server stops. News
     /// reaches those who wait for it in 2 to 22 ms, as measured; the rest is for their connecting
-    /// elsewhere. Those who poll, by DNS for example, may want more. Default: 500 ms.
+    /// elsewhere. Those who poll, by DNS for example, may want more. Up to an hour. Default: 500 ms.
     pub fn settle(mut self, time: Duration) -> Self {
         self.settle = time;
         self
     }
 
     /// How long calls in flight have to end when the server has been told to stop; see
-    /// [`drained`](Registration::drained). Default: 5 s, so that all of it ends within the 10 s after which
+    /// [`drained`](Registration::drained). Up to an hour. Default: 5 s, so that all of it ends within the 10 s after which
     /// Docker kills.
     pub fn drain(mut self, limit: Duration) -> Self {
         self.drain = limit;
@@ -303,10 +307,20 @@ impl RegistrationBuilder {
         match self.deregister_critical_after {
             Some(after) if after < CRITICAL => {
                 let problem = format!("Consul takes no less than {CRITICAL:?}; None is never");
-                Err(refused("deregister_critical_after", &format!("{after:?}"), problem))
+                return Err(refused("deregister_critical_after", &format!("{after:?}"), problem));
             }
-            _ => Ok(()),
+            Some(after) if after > LONGEST_CRITICAL => {
+                let problem = format!("{LONGEST_CRITICAL:?} at the most; None is never");
+                return Err(refused("deregister_critical_after", &format!("{after:?}"), problem));
+            }
+            _ => {}
         }
+        for (setting, given) in [("settle", self.settle), ("drain", self.drain)] {
+            if given > LONGEST_WAIT {
+                return Err(refused(setting, &format!("{given:?}"), "an hour at the most"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -345,6 +359,9 @@ mod tests {
             (good().tcp_check(ms(999)), &["tcp_check cannot be \"999ms\"", "between 1s and"]),
             (good().grpc_check(ms(0)), &["grpc_check cannot be \"0ns\"", "between 1s and"]),
             (good().deregister_critical_after(ms(59_999)), &["deregister_critical_after", "None is never"]),
+            (good().deregister_critical_after(Duration::MAX), &["deregister_critical_after", "at the most"]),
+            (good().settle(Duration::MAX), &["settle cannot be", "an hour"]),
+            (good().drain(Duration::MAX), &["drain cannot be", "an hour"]),
             (good().weights(0, 1), &["weights cannot be \"0\"", "at least 1"]),
             (good().tag(""), &["tag cannot be \"\"", "not empty"]),
             (good().tag("primary").follow(role()), &["tag cannot be \"primary\"", "follow"]),
