@@ -1,11 +1,11 @@
 //! `demo call` and `demo hand-over`: one question to an instance, or to the primary.
 
-use std::{net::SocketAddr, process::ExitCode, time::Duration};
+use std::{error::Error, net::SocketAddr, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
 use http::Uri;
 use serde_json::json;
-use tonic::{Code, Request, Response, Status, body::Body, client::GrpcService, transport::Endpoint};
+use tonic::{Request, Response, Status, body::Body, client::GrpcService, transport::Endpoint};
 
 use super::{
     cli::Failure,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     NotPrimary,
-    client::{ConsulService, ServiceOptions},
+    client::{CallError, ConsulService, ServiceOptions},
 };
 
 /// How long one question may take. Our choice: a takeover and a little more.
@@ -155,7 +155,29 @@ fn refused(status: &Status) -> Failure {
     match NotPrimary::of(status) {
         Some(NotPrimary { primary: Some(primary), .. }) => format!("NOT_PRIMARY; {primary} is").into(),
         Some(_) => "NOT_PRIMARY".into(),
-        None if status.code() == Code::Unavailable => text::chain(status).into(),
-        None => format!("{:?}: {}", status.code(), status.message()).into(),
+        None => {
+            let told = format!("{:?}: {}", status.code(), status.message());
+            // Ours says it all in its message; the transport's does not.
+            match status.source() {
+                Some(cause) if CallError::of(status).is_none() => {
+                    format!("{told}: {}", text::chain(cause)).into()
+                }
+                _ => told.into(),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn where_nobody_listens_the_answer_says_so_once_and_in_words() {
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let status = one(direct(nobody).unwrap(), What::Get, None).await.unwrap_err();
+        let told = refused(&status).to_string();
+        assert!(told.starts_with("Unavailable: ") && told.contains("refused"), "{told}");
+        assert!(!told.contains("source: ") && !told.contains("message: "), "{told}");
     }
 }
