@@ -9,6 +9,17 @@
 //!                                    ^                    Registration, application
 //!                                  Probe (through the serving listener)
 //! ```
+//!
+//! | to | take |
+//! |---|---|
+//! | be primary or standby, and know which | [`Lease`], with a [`ConsulLeaseStore`](store::ConsulLeaseStore), or on one host a [`FileLeaseStore`](store::FileLeaseStore) |
+//! | refuse calls as a standby | [`FenceLayer`], around a generated service |
+//! | keep a state that only the primary writes | [`FencedState`] |
+//! | be found in Consul, with or without a lease, and leave it in order | [`Registration`] |
+//! | lose the lease, or the place in Consul, where nothing is served | [`Probe`] |
+//!
+//! The [crate's page](crate#primary-and-standby) has a whole server of these, and all their settings. A client goes to the
+//! primary with `primary_only()` in its `ServiceOptions`.
 
 mod fence;
 mod lease;

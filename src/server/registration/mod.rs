@@ -92,8 +92,8 @@ impl Registration {
     /// The instance `id` of the service `service`, which others reach at `address`, to be
     /// registered with the first agent of `consul`.
     ///
-    /// The id is to be the same after a restart, and no other instance's:
-    /// [`default_id`](Self::default_id) makes one. What calls an instance by name, as the client's
+    /// The id is to be the same after a restart, and no other instance's, of whatever service: an agent
+    /// has one entry for each id. [`default_id`](Self::default_id) makes one. What calls an instance by name, as the client's
     /// events do, calls it by this.
     ///
     /// It takes a configuration and no client, because connections of a client live on the runtime
