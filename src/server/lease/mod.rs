@@ -123,7 +123,8 @@ pub enum HandOverError {
 
 impl Lease {
     /// A campaign for the lease in `store`, by the instance called `instance` (unlike any other's
-    /// name, stable over restarts) that serves at `address` (as clients reach it).
+    /// name, stable over restarts) that serves at `address` (as clients reach it: with a port, and not
+    /// `0.0.0.0`).
     pub fn builder(store: impl LeaseStore, instance: impl Into<String>, address: InstanceId) -> LeaseBuilder {
         LeaseBuilder::new(store, instance.into(), address)
     }
@@ -139,7 +140,7 @@ impl Lease {
             claim: claim.clone(),
             drain,
             length: timing.length,
-            published: Arc::new(Published::new(claim.instance.clone())),
+            published: Arc::new(Published::new(claim.instance.clone(), claim.address.clone())),
             calls,
             store: Arc::new(Pulsed::new(store.clone(), pulse.clone())),
             commands,

@@ -9,11 +9,12 @@ use tokio::{sync::watch, time::Instant};
 use tower::util::rng::Rng;
 
 use super::election::Election;
-use crate::{role::Role, server::store::Term};
+use crate::{instance::InstanceId, role::Role, server::store::Term};
 
 #[derive(Debug)]
 pub(super) struct Published {
     instance: String,
+    address: InstanceId,
     role: watch::Sender<Role>,
     term: watch::Sender<Option<Arc<Term>>>,
     /// Nothing is told any more.
@@ -21,9 +22,9 @@ pub(super) struct Published {
 }
 
 impl Published {
-    pub(super) fn new(instance: String) -> Self {
+    pub(super) fn new(instance: String, address: InstanceId) -> Self {
         let (role, term) = (watch::Sender::new(Role::Unknown), watch::Sender::new(None));
-        Self { instance, role, term, ended: AtomicBool::new(false) }
+        Self { instance, address, role, term, ended: AtomicBool::new(false) }
     }
 
     pub(super) fn role(&self) -> watch::Receiver<Role> {
@@ -80,9 +81,24 @@ impl Published {
                 (old, new) => old == new,
             };
             self.log(role, &new);
+            if !same && let Some(address) = self.namesake(&new) {
+                let instance = &self.instance;
+                tracing::warn!(%instance, %address, "the primary has this instance's name: it is an older process of this instance, or two instances were given one name");
+            }
             *role = new;
             !same
         });
+    }
+
+    /// Where a primary of the same name serves. At this instance's own address it is an older
+    /// process of it, as after each restart.
+    fn namesake<'a>(&self, role: &'a Role) -> Option<&'a InstanceId> {
+        match role {
+            Role::Standby { primary: Some(primary) } if primary.instance == self.instance => {
+                Some(&primary.address).filter(|address| **address != self.address)
+            }
+            _ => None,
+        }
     }
 
     fn log(&self, old: &Role, new: &Role) {
@@ -100,5 +116,26 @@ impl Published {
         if let Some(token) = now {
             tracing::info!(%instance, %token, "became PRIMARY");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::role::{FencingToken, Primary};
+
+    #[test]
+    fn a_primary_of_the_same_name_at_another_address_is_a_namesake() {
+        let here = InstanceId::new("10.0.0.7", 1);
+        let published = Published::new("a".to_owned(), here.clone());
+        let standby = |name: &str, address: &InstanceId| Role::Standby {
+            primary: Some(Primary::new(name, address.clone(), FencingToken::new(1))),
+        };
+        let elsewhere = InstanceId::new("10.0.0.8", 1);
+        assert_eq!(published.namesake(&standby("a", &elsewhere)), Some(&elsewhere));
+        // Its own older process, and its ordinary primary.
+        assert_eq!(published.namesake(&standby("a", &here)), None);
+        assert_eq!(published.namesake(&standby("b", &elsewhere)), None);
+        assert_eq!(published.namesake(&Role::Standby { primary: None }), None);
     }
 }

@@ -29,7 +29,8 @@ impl Running {
         let timing = timing::Timing::default();
         let (commands, orders) = mpsc::unbounded_channel();
         let (alive, told) = watch::channel(true);
-        let (published, calls) = (Arc::new(Published::new(instance.to_owned())), TaskTracker::new());
+        let published = Arc::new(Published::new(instance.to_owned(), claim(instance).address));
+        let calls = TaskTracker::new();
         calls.close();
         let campaign = Campaign {
             timing,
