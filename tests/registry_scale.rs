@@ -47,7 +47,11 @@ async fn until_known(clients: &[GrpcClient], instances: usize) {
             sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(3 * SOON, known).await.expect("all are known");
+    if timeout(3 * SOON, known).await.is_err() {
+        let unknown = clients.iter().flat_map(|it| it.status().datacenters);
+        let unknown: Vec<_> = unknown.filter(|it| it.known != instances).collect();
+        panic!("{} are not known, such as {:#?}", unknown.len(), unknown.first());
+    }
 }
 
 /// Connections of ours to a port of this host that are open now.

@@ -85,7 +85,7 @@ impl Default for ResolverSettings {
             backoff_max: Duration::from_secs(5),
             spacing: Duration::from_millis(250),
             without: Without::default(),
-            turns: Turns::new(64, Duration::from_secs(10)),
+            turns: Turns::for_all(),
         }
     }
 }

@@ -285,6 +285,61 @@ async fn real_limits_connections() {
     the_fourth_is_closed(agent.registry()).await;
 }
 
+/// All three connections wait for news, and are closed by who waits.
+async fn given_up_queries_count(seen: &Registry) {
+    let address = seen.url().trim_start_matches("http://").to_owned();
+    let index = index(seen).await;
+    let ask = async |path: &str| {
+        let mut stream = TcpStream::connect(&address).await?;
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: agent\r\n\r\n").as_bytes()).await?;
+        Ok::<_, std::io::Error>(stream)
+    };
+    // A connection that is one too many may be reset at any time.
+    let answered = async |asked: std::io::Result<TcpStream>| {
+        let Ok(mut stream) = asked else { return false };
+        let mut byte = [0];
+        timeout(LONG, stream.read(&mut byte)).await.expect("an answer or an end").is_ok_and(|it| it > 0)
+    };
+    let full = async {
+        let mut waiting = Vec::new();
+        let mut refused = 0;
+        // What was closed before counts until the agent has seen it: once is not enough.
+        while refused < 20 {
+            if answered(ask(HEALTH).await).await {
+                refused = 0;
+                waiting.push(ask(&format!("{HEALTH}?index={index}&wait=4s")).await);
+            } else {
+                refused += 1;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+        waiting
+    };
+    let begun = Instant::now();
+    let waiting = timeout(LONG, full).await.expect("it is full");
+    drop(waiting);
+    let freed = async { while !answered(ask(HEALTH).await).await {} };
+    timeout(LONG, freed).await.expect("there is room again");
+    // The first of them had begun by then, and none is freed before its wait is over.
+    assert!(begun.elapsed() >= Duration::from_secs(4), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn embedded_counts_queries_that_were_given_up() {
+    let agent = embedded().await;
+    agent.faults().limit_connections(3);
+    given_up_queries_count(agent.registry()).await;
+}
+
+#[tokio::test]
+async fn real_counts_queries_that_were_given_up() {
+    let Some(bin) = consul("real_counts_queries_that_were_given_up") else { return };
+    let limit = "limits { http_max_conns_per_client = 3 }";
+    let agent = ConsulProcess::builder(bin).hcl(limit).start().await.unwrap();
+    agent.registry().register(&instance("a")).await.unwrap();
+    given_up_queries_count(agent.registry()).await;
+}
+
 /// `lose` ends it as a crash would; its port stays closed.
 async fn refused(seen: &Registry, lose: impl AsyncFnOnce()) {
     let mut waiting = tokio::spawn({

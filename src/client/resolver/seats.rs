@@ -5,6 +5,10 @@
 //! that an agent takes from one address, the seats would take the rest, and every read would
 //! be turned away for good. So a connection that is turned away halves the seats: those who
 //! have waited longest are called back and read instead. One seat after another comes back.
+//!
+//! To call back a question does not free its connection: Consul counts that until the question's
+//! wait is over, whether or not anybody still listens (of 8 s, 7.8 s with Consul 1.8.7). So while
+//! it is not known that there is room, nobody waits for long.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,9 +18,15 @@ use tokio::{
     time::Instant,
 };
 
+/// How long a question waits at most while there may be no room for all. Our choice.
+const CAUTIOUS_WAIT: Duration = Duration::from_secs(2);
+/// For how long that is, from the beginning and from each connection that is turned away. Our
+/// choice: some rounds of such waits.
+const CAUTIOUS_FOR: Duration = Duration::from_secs(10);
 /// Connections that are turned away within this time are turned away for one reason, and
-/// the seats are halved once. Our choice: the seats that are given back are to be felt first.
-const ONE_WAVE: Duration = Duration::from_secs(1);
+/// the seats are halved once. Our choice: the seats that are given back are to be felt first,
+/// and Consul adds up to a sixteenth to a wait.
+const ONE_WAVE: Duration = Duration::from_secs(3);
 /// How long no connection must have been turned away until one more seat is tried. Our choice.
 const GROW_EVERY: Duration = Duration::from_secs(10);
 
@@ -36,6 +46,8 @@ struct Size {
     now: usize,
     /// When it last changed, or was last found to be too large.
     at: Option<Instant>,
+    /// Until then there may be no room for all; `None` before anybody has asked.
+    cautious_until: Option<Instant>,
 }
 
 /// A seat that is taken. Dropping it gives it back.
@@ -51,7 +63,7 @@ impl Seats {
         Arc::new(Self {
             free: Arc::new(Semaphore::new(seats)),
             recalled: Semaphore::new(0),
-            size: Mutex::new(Size { most: seats, now: seats, at: None }),
+            size: Mutex::new(Size { most: seats, now: seats, at: None, cautious_until: None }),
         })
     }
 
@@ -65,6 +77,16 @@ impl Seats {
     pub(super) async fn take(self: Arc<Self>) -> Held {
         let permit = Arc::clone(&self.free).acquire_owned().await.expect("the seats are never closed");
         Held { seats: self, permit: Some(permit) }
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.size.lock().now
+    }
+
+    /// How long a question waits, of `wait`.
+    pub(super) fn wait(&self, wait: Duration, now: Instant) -> Duration {
+        if self.size.lock().is_cautious(now) { wait.min(CAUTIOUS_WAIT) } else { wait }
     }
 
     /// The registry has turned a connection away.
@@ -93,8 +115,14 @@ impl Seats {
 // === impl Size ===
 
 impl Size {
+    fn is_cautious(&mut self, now: Instant) -> bool {
+        // Where nobody counts connections, none is turned away.
+        self.most < Semaphore::MAX_PERMITS && now < *self.cautious_until.get_or_insert(now + CAUTIOUS_FOR)
+    }
+
     /// Returns how many are fewer.
     fn halve(&mut self, now: Instant) -> usize {
+        self.cautious_until = Some(now + CAUTIOUS_FOR);
         if self.at.is_some_and(|at| now.saturating_duration_since(at) < ONE_WAVE) {
             return 0;
         }
@@ -165,7 +193,7 @@ mod tests {
                     _ => seats.answered(now),
                 }
                 held.retain_mut(|it| it.recalled().now_or_never().is_none());
-                let size = seats.size.lock().now;
+                let size = seats.count();
                 prop_assert!((1..=most).contains(&size));
                 prop_assert_eq!(held.len() + seats.free.available_permits(), size);
             }
@@ -179,16 +207,30 @@ mod tests {
     }
 
     #[test]
+    fn nobody_waits_for_long_in_the_beginning_and_after_a_connection_was_turned_away() {
+        let (seats, now) = (Seats::new(2), Instant::now());
+        let (long, short) = (Duration::from_secs(60), Duration::from_secs(1));
+        assert_eq!([long, short].map(|it| seats.wait(it, now)), [CAUTIOUS_WAIT, short]);
+        assert_eq!(seats.wait(long, now + CAUTIOUS_FOR), long);
+        let later = now + 2 * CAUTIOUS_FOR;
+        for _ in 0..2 {
+            seats.too_many(later);
+        }
+        assert_eq!(seats.wait(long, later), CAUTIOUS_WAIT);
+        assert_eq!(seats.wait(long, later + CAUTIOUS_FOR), long);
+    }
+
+    #[test]
     fn a_wave_of_connections_that_are_turned_away_halves_the_seats_once() {
         let (seats, now) = (Seats::new(64), Instant::now());
         for _ in 0..300 {
             seats.too_many(now);
         }
-        assert_eq!(seats.size.lock().now, 32);
+        assert_eq!(seats.count(), 32);
         for second in 1..20 {
             seats.too_many(now + second * ONE_WAVE);
         }
-        assert_eq!(seats.size.lock().now, 1);
+        assert_eq!(seats.count(), 1);
     }
 
     #[tokio::test]

@@ -4,8 +4,8 @@
 //! The rule: a service waits for news while it has a seat, and without one reads
 //! from time to time. A seat is had for one question. Where that ended with a
 //! change the service keeps its seat, because where something has just changed
-//! the next change is near; otherwise it goes to whoever has queued longest. While
-//! anybody queues, no question waits longer than the time between two reads, so
+//! the next change is near; otherwise it goes to whoever has queued longest. Where there are
+//! fewer seats than services, no question waits longer than the time between two reads, so
 //! seats go round. Where there are seats for all, nothing of this shows. Where the registry
 //! turns connections away there are fewer seats for a while.
 
@@ -46,6 +46,8 @@ pub(crate) struct Turns {
 struct Shared {
     rule: Rule,
     seats: Arc<Seats>,
+    /// Who may want one, and who queues for one.
+    joined: AtomicUsize,
     queued: AtomicUsize,
     starts: Mutex<Spacing>,
     sooner: Mutex<Spacing>,
@@ -86,8 +88,8 @@ struct Queued(Arc<Shared>);
 
 impl Rule {
     /// How long a question with a seat waits for news.
-    fn wait(self, wait: Duration, others_queue: bool) -> Duration {
-        if others_queue { wait.min(self.read_every) } else { wait }
+    fn wait(self, wait: Duration, crowded: bool) -> Duration {
+        if crowded { wait.min(self.read_every) } else { wait }
     }
 
     /// Whether a seat is kept for the next question.
@@ -112,6 +114,7 @@ impl Turns {
             shared: Arc::new(Shared {
                 rule,
                 seats: Seats::new(rule.seats),
+                joined: AtomicUsize::new(0),
                 queued: AtomicUsize::new(0),
                 starts: Mutex::new(Spacing::with_burst(BEGIN_EVERY, BEGIN_AT_ONCE)),
                 sooner: Mutex::new(Spacing::with_burst(SOONER_EVERY, 1)),
@@ -125,6 +128,7 @@ impl Turns {
     }
 
     pub(super) fn join(&self) -> Turn {
+        self.shared.joined.fetch_add(1, Ordering::Relaxed);
         Turn { shared: Arc::clone(&self.shared), seat: Seat::Without }
     }
 }
@@ -136,6 +140,11 @@ impl fmt::Debug for Turns {
 }
 
 impl Shared {
+    /// There are not seats for all.
+    fn crowded(&self) -> bool {
+        self.joined.load(Ordering::Relaxed) > self.seats.count()
+    }
+
     fn others_queue(&self) -> bool {
         self.queued.load(Ordering::Relaxed) > 0
     }
@@ -154,7 +163,8 @@ impl Turn {
     pub(super) fn question(&mut self, after: BlockingIndex, wait: Duration) -> (BlockingIndex, Duration) {
         let waits = after.get().is_some() && self.sit();
         let after = if waits { after } else { BlockingIndex::NONE };
-        (after, self.shared.rule.wait(wait, self.shared.others_queue()))
+        let wait = self.shared.rule.wait(wait, self.shared.crowded());
+        (after, self.shared.seats.wait(wait, Instant::now()))
     }
 
     /// Takes a seat, or queues for one. True where it has one now.
@@ -221,6 +231,12 @@ impl Turn {
     }
 }
 
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.shared.joined.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 // === impl Queued ===
 
 impl Queued {
@@ -276,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_waits_no_longer_than_between_two_reads_while_others_queue() {
+    fn a_question_waits_no_longer_than_between_two_reads_where_there_are_not_seats_for_all() {
         assert_eq!(RULE.wait(MINUTE, false), MINUTE);
         assert_eq!(RULE.wait(MINUTE, true), RULE.read_every);
         assert_eq!(RULE.wait(Duration::from_secs(1), true), Duration::from_secs(1));

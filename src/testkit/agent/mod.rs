@@ -19,6 +19,7 @@ mod respond;
 mod server;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::{
     io,

@@ -22,6 +22,7 @@ use super::{
     counters::Tally,
     definition::{CheckKind, Definition},
     faults::{Effect, Table},
+    waiting::Abandoned,
 };
 
 /// How often a real agent looks for services that were critical for too long.
@@ -37,6 +38,7 @@ pub(crate) struct Node {
     pub(crate) faults: Arc<Table>,
     pub(crate) tally: Arc<Tally>,
     pub(crate) checks: Checks,
+    pub(crate) abandoned: Abandoned,
     /// The other datacenters; one whose agent is gone stays listed.
     peers: Mutex<Vec<(String, Weak<Node>)>>,
     /// Moves whenever the catalog may have.
@@ -77,6 +79,7 @@ impl Node {
             faults: Arc::default(),
             tally: Tally::new(),
             checks: Checks::default(),
+            abandoned: Abandoned::default(),
             peers: Mutex::default(),
             moved: watch::Sender::default(),
             closed: AtomicBool::new(false),

@@ -79,12 +79,17 @@ impl Server {
         let cuts = self.node.faults.cuts();
         if cuts != self.cuts {
             self.cuts = cuts;
-            self.connections.shutdown().await;
+            self.end_all().await;
         }
     }
 
-    async fn restart(&mut self, done: Restart) {
+    async fn end_all(&mut self) {
         self.connections.shutdown().await;
+        self.node.abandoned.forget();
+    }
+
+    async fn restart(&mut self, done: Restart) {
+        self.end_all().await;
         self.node.forget();
         // Whoever asked may have gone away.
         let _ = done.send(());
@@ -98,7 +103,8 @@ impl Server {
             Effect::Connections(most) => Some(most),
             _ => None,
         });
-        if self.connections.len() >= limit.unwrap_or(MOST_CONNECTIONS) {
+        let taken = self.connections.len() + self.node.abandoned.connections();
+        if taken >= limit.unwrap_or(MOST_CONNECTIONS) {
             // Failing that it is closed, which the peer can hardly tell apart.
             let _ = stream.set_zero_linger();
             return;

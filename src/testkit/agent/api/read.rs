@@ -16,6 +16,7 @@ use super::{
         catalog::{Catalog, Subject},
         faults::{Effect, Table},
         node::{Node, Peer},
+        waiting::Waiting,
     },
     query::Query,
     refusal::Refusal,
@@ -83,6 +84,19 @@ pub(super) async fn route(node: &Arc<Node>, query: &Query) -> Result<Arc<Node>, 
 
 impl Read<'_> {
     async fn answer(&self, look: impl Fn(&Catalog) -> Response) -> Result<Response, Refusal> {
+        let mut waiting = None;
+        let answer = self.answer_after(&mut waiting, look).await;
+        if let Some(waiting) = waiting {
+            waiting.is_over();
+        }
+        answer
+    }
+
+    async fn answer_after(
+        &self,
+        waiting: &mut Option<Waiting>,
+        look: impl Fn(&Catalog) -> Response,
+    ) -> Result<Response, Refusal> {
         let mut moved = self.target.subscribe();
         let mut ours = self.node.faults.subscribe();
         let mut theirs = self.target.faults.subscribe();
@@ -91,7 +105,6 @@ impl Read<'_> {
         // https://developer.hashicorp.com/consul/api-docs/features/blocking
         let jitter = (self.query.wait / 16).mul_f64(HasherRng::new().next_f64());
         let deadline = Instant::now() + self.query.wait + jitter;
-        let mut blocked = None;
         let epoch = self.target.catalog.lock().epoch();
         loop {
             moved.mark_unchanged();
@@ -118,7 +131,7 @@ impl Read<'_> {
                     return Ok(self.respond(if fell { self.query.index } else { index }, answer));
                 }
             }
-            blocked.get_or_insert_with(|| self.node.tally.blocked());
+            waiting.get_or_insert_with(|| Waiting::new(self.node, &moved, deadline));
             tokio::select! {
                 // All senders live in what `self` holds, so no channel can close.
                 _ = moved.changed() => {}
