@@ -7,23 +7,33 @@ mod common;
 use std::{fs, time::Duration};
 
 use common::{SOON, deregister, register};
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, future::join_all, stream};
 use tokio::{
     io::AsyncWriteExt,
     net::TcpStream,
     time::{Instant, sleep, timeout},
 };
-use tokio_stream::StreamExt;
 use tonic_failover::{
     client::{BuildError, ConsulService, FailoverEvent, GrpcClient, ServiceOptions},
     consul::ConsulConfig,
-    testkit::Agent,
+    testkit::{Agent, Registry},
 };
 
 const EVERY: Duration = Duration::from_secs(2);
 
 fn name(at: usize) -> String {
     format!("s-{at}")
+}
+
+/// One after another takes most of the time of these tests.
+async fn some_at_once(all: std::ops::Range<usize>, act: impl AsyncFn(usize)) {
+    stream::iter(all).for_each_concurrent(8, |at| act(at)).await;
+}
+
+/// An instance of each of so many services.
+async fn register_all(registry: &Registry, services: usize, instance: &str, port: u16) {
+    let register = async |at| register(registry, &name(at), &format!("{instance}-{at}"), port).await;
+    some_at_once(0..services, register).await;
 }
 
 fn service(url: &str, services: usize) -> ConsulService {
@@ -69,9 +79,7 @@ async fn three_hundred_services_hold_sixty_four_long_polls_and_see_every_change(
     let consul = service(&agent.url(), 300);
     let clients: Vec<_> = (0..300).map(|at| consul.grpc_client(&name(at)).unwrap()).collect();
     agent.wait_for(|it| it.blocked == 64 && it.requests_to("/v1/health") >= 300).await.unwrap();
-    for at in 0..300 {
-        register(agent.registry(), &name(at), &format!("i-{at}"), 1).await;
-    }
+    register_all(agent.registry(), 300, "i", 1).await;
     let begun = Instant::now();
     until_known(&clients, 1).await;
     // Everybody also asks afresh, at the same moment.
@@ -97,9 +105,7 @@ async fn three_hundred_services_hold_sixty_four_long_polls_and_see_every_change(
 async fn a_real_consul_never_sees_its_limit_of_connections() {
     let Some(agent) = common::consul().await else { return };
     let port = agent.http_addr().port();
-    for at in 0..250 {
-        register(agent.registry(), &name(at), &format!("i-{at}"), 1).await;
-    }
+    register_all(agent.registry(), 250, "i", 1).await;
     let consul = service(&agent.url(), 250);
     let clients: Vec<_> = (0..250).map(|at| consul.grpc_client(&name(at)).unwrap()).collect();
     let mut lost: Vec<_> = clients.iter().map(GrpcClient::events).collect();
@@ -122,13 +128,9 @@ async fn a_real_consul_never_sees_its_limit_of_connections() {
         });
         join_all(all).await;
     }
-    for at in 0..250 {
-        register(agent.registry(), &name(at), &format!("j-{at}"), 2).await;
-    }
+    register_all(agent.registry(), 250, "j", 2).await;
     until_known(&clients, 2).await;
-    for at in 0..250 {
-        deregister(agent.registry(), &format!("i-{at}")).await;
-    }
+    some_at_once(0..250, async |at| deregister(agent.registry(), &format!("i-{at}")).await).await;
     until_known(&clients, 1).await;
     consul.shutdown().await;
     drop((consul, clients));
@@ -156,9 +158,7 @@ async fn until_each_was_fresh(clients: &[GrpcClient]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_few_connections_are_left_long_polls_make_room_for_reads() {
     let agent = Agent::start("dc1").await.unwrap();
-    for at in 0..300 {
-        register(agent.registry(), &name(at), &format!("i-{at}"), 1).await;
-    }
+    register_all(agent.registry(), 300, "i", 1).await;
     let _few = agent.faults().limit_connections(40);
     let consul = service(&agent.url(), 300);
     let clients: Vec<_> = (0..300).map(|at| consul.grpc_client(&name(at)).unwrap()).collect();
@@ -173,9 +173,7 @@ async fn where_few_connections_are_left_long_polls_make_room_for_reads() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_others_hold_most_of_the_connections_to_a_real_consul_no_service_stays_stale() {
     let Some(agent) = common::consul().await else { return };
-    for at in 0..300 {
-        register(agent.registry(), &name(at), &format!("i-{at}"), 1).await;
-    }
+    register_all(agent.registry(), 300, "i", 1).await;
     let mut held = Vec::new();
     for _ in 0..160 {
         let mut other = TcpStream::connect(agent.http_addr()).await.unwrap();
