@@ -2,8 +2,8 @@
 //! acknowledged increment costs meanwhile.
 //!
 //! `cargo bench --bench takeover`, `-- --runs 5` for a quick look, `--only files` for the part without
-//! Consul. A takeover is timed from the strike to the end of the first call that the other instance answers, asked
-//! directly every few milliseconds. Beside it stands how late a task of this process was at the worst in
+//! Consul. A takeover is timed from the strike to the end of the first call that the other instance answers to a client
+//! that calls one after another and waits for each. Beside it stands how late a task of this process was at the worst in
 //! the meantime: what the machine did to everybody.
 //!
 //! `--origin FILE` measures the program of the first design beside it: FILE holds it, alone or within a text.

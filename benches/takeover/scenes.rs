@@ -4,13 +4,16 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep, timeout};
-use tonic_failover::testkit::{ConsulCluster, ConsulProcess};
+use tonic_failover::{
+    demo::pb::counter_client::CounterClient,
+    testkit::{ConsulCluster, ConsulProcess},
+};
 
 use crate::{
     history::Kind,
     ms,
     workload::Workload,
-    world::{A, Ask, B, NAMES, Stalls, World},
+    world::{A, Ask, B, Client, NAMES, Stalls, World, ask},
 };
 
 /// Between two looks for an answer.
@@ -47,7 +50,8 @@ impl Strike {
     }
 }
 
-/// Strikes whoever is primary, again and again; the struck one comes back as a standby.
+/// Strikes whoever is primary, again and again; the struck one comes back as a standby. A client that
+/// asks without pause, and waits for its answer, tells when the other one is primary.
 pub(crate) async fn takeovers(
     world: &mut World,
     strike: Strike,
@@ -55,9 +59,12 @@ pub(crate) async fn takeovers(
     mut cluster: Option<&mut ConsulCluster>,
 ) -> Vec<Taken> {
     let mut taken = Vec::new();
+    let client = world.client();
     for _ in 0..runs {
         let primary = world.until_primary().await;
         let other = A + B - primary;
+        // It knows who is primary, as one does that has been running.
+        answers(&client, primary).await;
         let stalls = Stalls::watch();
         let mut struck = None;
         let began = Instant::now();
@@ -76,7 +83,7 @@ pub(crate) async fn takeovers(
             }
             Strike::Hang => world.signal(primary, Signal::USR1),
         }
-        answers(world, other).await;
+        answers(&client, other).await;
         taken.push(Taken { after: began.elapsed(), stall: stalls.worst() });
         if let Some(mut ending) = struck {
             ending.ended().await;
@@ -96,11 +103,18 @@ pub(crate) async fn takeovers(
     taken
 }
 
-/// Waits until `who` answers as the primary.
-async fn answers(world: &World, who: usize) {
+/// Calls until `who` is the one that answers, as the primary.
+async fn answers(client: &Client, who: usize) {
     let wait = async {
-        while world.ask(who, &Ask::Increment).await.is_err() {
-            sleep(LOOK).await;
+        loop {
+            let asked = ask(CounterClient::new(client.channel.clone()), &Ask::Increment, BOUND).await;
+            match asked {
+                Ok(ack) if ack.instance == NAMES[who] => return,
+                // The one before, which still answers.
+                Ok(_) => {}
+                // What may have run when its server was struck is not repeated for the caller.
+                Err(_) => sleep(LOOK).await,
+            }
         }
     };
     timeout(BOUND, wait).await.expect("the other takes over");

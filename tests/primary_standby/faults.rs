@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tokio::time::sleep;
+use tonic_failover::testkit::ConsulProcess;
 
 use crate::world::{A, B, NAMES, World};
 
@@ -23,6 +24,10 @@ pub(crate) enum Fault {
     CutOff,
     /// Consul is killed, and started again with its data.
     Consul,
+    /// Of several servers the leader is killed, and started again with its data.
+    Leader,
+    /// SIGKILL with its agent, and new processes after a while.
+    KillWithAgent,
 }
 
 impl Fault {
@@ -30,6 +35,16 @@ impl Fault {
         [Self::Kill, Self::Terminate, Self::Pause, Self::Deaf, Self::HandOver];
     pub(crate) const OF_CONSUL: [Self; 7] =
         [Self::Kill, Self::Terminate, Self::Pause, Self::Deaf, Self::HandOver, Self::CutOff, Self::Consul];
+    pub(crate) const OF_A_CLUSTER: [Self; 8] = [
+        Self::Kill,
+        Self::Terminate,
+        Self::Pause,
+        Self::Deaf,
+        Self::HandOver,
+        Self::CutOff,
+        Self::Leader,
+        Self::KillWithAgent,
+    ];
 }
 
 /// Lets it happen to `who`, lasts for `pause`, and undoes it.
@@ -67,7 +82,25 @@ pub(crate) async fn strike(world: &mut World, fault: Fault, who: usize, pause: D
             sleep(pause / 2).await;
             consul.restart().await.unwrap();
         }
+        Fault::Leader => {
+            let cluster = world.cluster.as_mut().expect("this fault is of a cluster's");
+            let Some(leader) = cluster.leader().await else { return };
+            cluster.kill(&[leader]).await.unwrap();
+            sleep(pause).await;
+            cluster.restart(&[leader]).await.unwrap();
+        }
+        Fault::KillWithAgent => {
+            agent_of(world, who).kill().await.unwrap();
+            world.kill(who).await;
+            sleep(pause).await;
+            agent_of(world, who).restart().await.unwrap();
+            world.start(who).await;
+        }
     }
+}
+
+fn agent_of(world: &mut World, who: usize) -> &mut ConsulProcess {
+    &mut world.cluster.as_mut().expect("this fault is of a cluster's").agents_mut()[who]
 }
 
 /// Asks `who` to hand over; a standby refuses, which is well.

@@ -1,7 +1,7 @@
 //! A seeded mix of all faults, for a while, while callers add and increment without pause: what was
 //! acknowledged has been counted, once.
 //!
-//! `MIX_SECONDS` says how long (60), `MIX_SEED` repeats a run.
+//! `MIX_SECONDS` says how long (40), `MIX_SEED` repeats a run.
 
 use std::{env, time::Duration};
 
@@ -74,7 +74,7 @@ async fn mixed(kind: Kind, faults: &[Fault], seconds: u64) -> Option<Outcome> {
 }
 
 async fn nothing_is_lost(kind: Kind, faults: &[Fault]) {
-    let seconds = number("MIX_SECONDS").unwrap_or(60);
+    let seconds = number("MIX_SECONDS").unwrap_or(40);
     let Some(Outcome { ops, counted, struck }) = mixed(kind, faults, seconds).await else {
         return;
     };
@@ -93,6 +93,11 @@ async fn nothing_is_lost(kind: Kind, faults: &[Fault]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_consul_a_mix_of_all_faults_loses_nothing_and_counts_nothing_twice() {
     nothing_is_lost(Kind::Consul, &Fault::OF_CONSUL).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_three_servers_a_mix_of_all_faults_loses_nothing_and_counts_nothing_twice() {
+    nothing_is_lost(Kind::Cluster, &Fault::OF_A_CLUSTER).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -11,7 +11,7 @@ use tonic_failover::{
     client::{ConsulService, FailoverChannel, ServiceOptions, Services, registry::StaticList},
     consul::ConsulConfig,
     demo::pb::{self, AddRequest, CounterReply, GetRequest, IncrementRequest, counter_client::CounterClient},
-    testkit::ConsulProcess,
+    testkit::{ConsulCluster, ConsulProcess},
 };
 
 use crate::{
@@ -25,7 +25,10 @@ pub(crate) const TAKEOVER: Duration = Duration::from_secs(3);
 /// Where the lease and the state are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
+    /// One server, and each instance's way to it can be cut.
     Consul,
+    /// Three servers, and a client agent for each instance, to which the way can be cut.
+    Cluster,
     Files,
 }
 
@@ -33,6 +36,7 @@ pub(crate) enum Kind {
 pub(crate) struct World {
     pub(crate) kind: Kind,
     pub(crate) consul: Option<ConsulProcess>,
+    pub(crate) cluster: Option<ConsulCluster>,
     folder: TempDir,
     /// For every instance its own way to Consul, where it can be cut.
     proxies: Vec<Proxy>,
@@ -57,7 +61,16 @@ impl World {
     /// The store alone; `None`, loudly, where there is no consul.
     pub(crate) async fn of(kind: Kind) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
-        let (mut consul, mut proxies, mut registry) = (None, Vec::new(), None);
+        let (mut consul, mut cluster, mut proxies, mut registry) = (None, None, Vec::new(), None);
+        if kind == Kind::Cluster {
+            let started = ConsulCluster::start(common::consul_bin()?, 3, NAMES.len() + 1).await;
+            let started = started.expect("consul starts");
+            for agent in &started.agents()[..NAMES.len()] {
+                proxies.push(Proxy::before(agent.ports().http).await);
+            }
+            registry = Some(started.agents()[NAMES.len()].url());
+            cluster = Some(started);
+        }
         if kind == Kind::Consul {
             let bin = common::consul_bin()?;
             // With a data folder: a restart keeps what it has.
@@ -70,7 +83,7 @@ impl World {
             consul = Some(process);
         }
         let ways = proxies.iter().map(Proxy::url).collect();
-        Some(Self { consul, proxies, ..Self::plain(kind, folder, ways, registry) })
+        Some(Self { consul, cluster, proxies, ..Self::plain(kind, folder, ways, registry) })
     }
 
     /// On a Consul that others keep: each instance has its own agent, clients ask another.
@@ -82,8 +95,8 @@ impl World {
     fn plain(kind: Kind, folder: TempDir, ways: Vec<String>, registry: Option<String>) -> Self {
         let ports = NAMES.iter().map(|_| free_port()).collect();
         let backends = NAMES.iter().map(|_| None).collect();
-        let (consul, proxies, more) = (None, Vec::new(), Vec::new());
-        Self { kind, consul, folder, proxies, ways, registry, ports, more, lease: 0, backends }
+        let (consul, cluster, proxies, more) = (None, None, Vec::new(), Vec::new());
+        Self { kind, consul, cluster, folder, proxies, ways, registry, ports, more, lease: 0, backends }
     }
 
     /// With further options of all instances.
@@ -103,7 +116,7 @@ impl World {
 
     fn lease(&self) -> String {
         match self.kind {
-            Kind::Consul => format!("consul:services/counter/{}", self.lease),
+            Kind::Consul | Kind::Cluster => format!("consul:services/counter/{}", self.lease),
             Kind::Files => format!("file:{}", self.path(&format!("lease-{}", self.lease)).display()),
         }
     }
@@ -123,7 +136,7 @@ impl World {
         let lease = self.lease();
         let mut more = vec!["--lease", &lease, "--blockable"];
         let consul = match self.kind {
-            Kind::Consul => self.ways[who].clone(),
+            Kind::Consul | Kind::Cluster => self.ways[who].clone(),
             Kind::Files => {
                 more.push("--no-consul");
                 common::NOWHERE.to_owned()
