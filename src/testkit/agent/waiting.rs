@@ -34,7 +34,7 @@ impl Waiting {
         Self { node: Arc::clone(node), left, _counted: node.tally.blocked() }
     }
 
-    pub(crate) fn is_over(mut self) {
+    pub(crate) fn end(mut self) {
         self.left = None;
     }
 }

@@ -87,7 +87,7 @@ impl Read<'_> {
         let mut waiting = None;
         let answer = self.answer_after(&mut waiting, look).await;
         if let Some(waiting) = waiting {
-            waiting.is_over();
+            waiting.end();
         }
         answer
     }
