@@ -391,6 +391,53 @@ async fn what_cannot_be_read_is_told_and_stays_until_it_is_repaired() {
     assert_eq!(add(&state).await.unwrap(), 8);
 }
 
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_has_to_repair_is_logged_with_its_cause_once_until_it_is_well() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let lines = |about: &str| {
+        let text = String::from_utf8(log.0.lock().clone()).unwrap();
+        text.lines().filter(|line| line.contains(about)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let store = Scripted::new();
+    store.put(FencingToken::new(1), 1, "{not json".into());
+    let (state, _terms) = state(&store);
+    for _ in 0..3 {
+        add(&state).await.unwrap_err();
+    }
+    let told = lines("the state is of no use");
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("counter") && told[0].contains("line 1 column"), "{told:?}");
+    store.put(FencingToken::new(1), 2, "7".into());
+    add(&state).await.unwrap();
+    add(&state).await.unwrap();
+    assert_eq!(lines("can be used again").len(), 1);
+    // And of a store that refuses, as where the rights to a key are gone.
+    store.faults([Fault::Refused; 3]);
+    for _ in 0..3 {
+        add(&state).await.unwrap_err();
+    }
+    let told = lines("the state is of no use");
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[1].contains("no right"), "{told:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_store_that_refuses_says_why_and_nothing_is_kept_of_the_update() {
     let store = Scripted::new();

@@ -44,6 +44,8 @@ pub(super) struct Writer<T> {
     jobs: mpsc::Receiver<Job<T>>,
     known: Arc<Mutex<Option<Arc<T>>>>,
     loaded: Option<Loaded<T>>,
+    /// It has been told that the state is of no use.
+    spoilt: bool,
 }
 
 /// What the store has, as far as this term is concerned.
@@ -81,7 +83,7 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
         jobs: mpsc::Receiver<Job<T>>,
         known: Arc<Mutex<Option<Arc<T>>>>,
     ) -> Self {
-        Self { store, terms, key, jobs, known, loaded: None }
+        Self { store, terms, key, jobs, known, loaded: None, spoilt: false }
     }
 
     /// Ends with the last handle.
@@ -101,9 +103,10 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
                 changed = self.terms.changed(), if leased => {
                     leased = changed.is_ok();
                     if let Some(term) = current(&self.terms) {
-                        // What goes wrong now is told to whoever asks first.
-                        if let Ok(loaded) = self.load(&term).await {
-                            self.keep(loaded);
+                        // Whoever asks first is told by the next try.
+                        match self.load(&term).await {
+                            Ok(loaded) => drop(self.keep(loaded)),
+                            Err(error) => self.tell(Some(&error)),
                         }
                     }
                 }
@@ -120,9 +123,29 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
             Ok(loaded) => self.settle(loaded, &mut batch).await,
             Err(error) => Err(error),
         };
+        self.tell(done.as_ref().err());
         let value = done.map(|loaded| self.keep(loaded));
         for job in batch {
             job.answer(value.clone());
+        }
+    }
+
+    /// Logs, once until it is well again, what somebody has to repair: callers are told no more than that it is so.
+    fn tell(&mut self, error: Option<&StateError>) {
+        let state = &self.key;
+        match error {
+            Some(error @ (StateError::Store { .. } | StateError::NotDecodable { .. })) => {
+                if !std::mem::replace(&mut self.spoilt, true) {
+                    let source = std::error::Error::source(error).map(ToString::to_string);
+                    warn!(%state, %error, source, "the state is of no use until somebody has repaired this");
+                }
+            }
+            Some(_) => {}
+            None => {
+                if std::mem::take(&mut self.spoilt) {
+                    info!(%state, "the state can be used again");
+                }
+            }
         }
     }
 
