@@ -6,6 +6,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use serde::{Deserialize, Serializer};
 use tokio::{sync::Semaphore, time::timeout};
 
@@ -180,6 +181,35 @@ async fn a_thousand_callers_make_few_writes_and_each_gets_its_own_answer() {
     assert_eq!(answers, (1..=1000).collect::<Vec<_>>());
     assert_eq!(store.text(), "1000");
     assert!(store.count(&store.writes) < 10, "{}", store.count(&store.writes));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::disallowed_methods, reason = "an update that takes long blocks, whatever it does")]
+async fn updates_that_take_long_are_not_all_done_before_the_first_is_answered() {
+    let store = Scripted::new();
+    let (state, _terms) = state::<u64>(&store);
+    let (answered, is_answered) = std::sync::mpsc::channel();
+    let (entered, is_entered) = std::sync::mpsc::channel();
+    let (gate, opened) = std::sync::mpsc::channel();
+    let late = Duration::from_secs(20);
+    let holds_up = state.clone();
+    let before = tokio::spawn(async move {
+        let hold = move |_: &mut u64| {
+            entered.send(()).unwrap();
+            opened.recv().unwrap();
+        };
+        holds_up.update(hold).await
+    });
+    is_entered.recv_timeout(late).unwrap();
+    let mut first = Box::pin(state.update(|_| std::thread::sleep(Duration::from_millis(50))));
+    let mut second = Box::pin(state.update(move |_| is_answered.recv_timeout(late)));
+    // Both are in the queue, in this order.
+    assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
+    gate.send(()).unwrap();
+    before.await.unwrap().unwrap();
+    first.await.unwrap();
+    answered.send(()).unwrap();
+    second.await.unwrap().expect("the first was answered before the second was applied");
 }
 
 #[tokio::test(start_paused = true)]
