@@ -3,7 +3,10 @@
 use std::{process::Stdio, time::Duration};
 
 use rustix::process::Signal;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    time::{Instant, sleep, timeout},
+};
 use tonic::Code;
 use tonic_failover::NotPrimary;
 
@@ -153,6 +156,31 @@ async fn by_hand_two_instances_on_one_host_count_and_refuse() {
     assert!(done && said.contains(r#""counter":3"#), "{said}");
     let (done, said) = demo(None, &["hand-over", "--to", "counter-b", "--at", &b]).await;
     assert!(!done && said.contains("counter-b is the primary already"), "{said}");
+}
+
+#[tokio::test]
+async fn a_backend_whose_store_is_away_says_why_it_is_not_primary() {
+    let folder = tempfile::tempdir().unwrap();
+    let lease = folder.path().join("lease");
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_demo"));
+    command.args(["backend", "--no-consul", "--name", "a", "--lease"]).arg(format!("file:{}", lease.display()));
+    command.env_remove("RUST_LOG").env("NO_COLOR", "1");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut backend = command.spawn().unwrap();
+    let mut said = BufReader::new(backend.stdout.take().unwrap()).lines();
+    let mut logged = BufReader::new(backend.stderr.take().unwrap()).lines();
+    let told = async {
+        while !said.next_line().await.unwrap().expect("it goes on").contains("became PRIMARY") {}
+        std::fs::rename(&lease, folder.path().join("away")).unwrap();
+        loop {
+            let line = logged.next_line().await.unwrap().expect("it goes on");
+            if line.contains("the lease's store does not answer") {
+                return line;
+            }
+        }
+    };
+    let line = timeout(SOON, told).await.expect("it is told");
+    assert!(line.contains(lease.to_str().unwrap()), "{line}");
 }
 
 #[tokio::test]
