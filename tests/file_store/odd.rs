@@ -8,7 +8,9 @@ use tonic_failover::{
     InstanceId, Role,
     server::{
         Lease,
-        store::{FileLeaseStore, InvalidFileStore, LeaseRecord, LeaseStore, StoreError, Term, Version, Write},
+        store::{
+            FileLeaseStore, InvalidFileStore, LeaseRecord, LeaseStore, StoreError, Term, Version, Write,
+        },
     },
 };
 

@@ -6,11 +6,7 @@ use tokio::time::Instant;
 
 use self::model::Model;
 use super::*;
-use crate::{
-    InstanceId,
-    role::Primary,
-    server::store::Version,
-};
+use crate::{InstanceId, role::Primary, server::store::Version};
 
 pub(crate) mod model;
 mod simulation;
