@@ -51,6 +51,20 @@ async fn takes_over(kind: Kind) {
     world.kill(A).await;
     let ack = taken_over_in_time(&world, B).await;
     assert_eq!((ack.value, ack.instance.as_str()), (6, NAMES[B]));
+
+    // Nor is it waited for longer where it is dead already.
+    let b = at(&world, B);
+    let given = tokio::spawn(async move { demo(None, &["hand-over", "--to", NAMES[A], "--at", &b]).await });
+    let refused = async {
+        while world.ask(B, &Ask::Get).await.is_ok() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, refused).await.expect("it is given up");
+    let ack = taken_over_in_time(&world, B).await;
+    assert_eq!((ack.value, ack.instance.as_str()), (7, NAMES[B]));
+    let (done, said) = given.await.unwrap();
+    assert!(!done && said.contains("nobody has taken over in time"), "{said}");
 }
 
 /// The first answer of an instance whose primary has just been killed.

@@ -255,9 +255,9 @@ impl<R: Rng> Election<R> {
     /// It is no longer held, or not known to be: a read is next.
     fn step_down(&mut self, now: Instant) {
         if let Stand::Holding(holding) = &self.stand
-            && let Some(words) = holding.words_to_leave()
+            && let Some(words) = holding.words_to_leave(&self.timing)
         {
-            self.stand_back = Some(now + self.timing.length * words);
+            self.stand_back = Some(now + words);
         }
         self.stand = Stand::Watching(Watching::new(now));
     }
