@@ -39,6 +39,11 @@ impl Policy {
     }
 }
 
+/// What is kept of a request unless the setting says otherwise. Our choice.
+const REPLAYED: usize = 64 << 10;
+/// The same where any call may be refused: the longest message that tonic decodes by default, and the five bytes before it.
+const REPLAYED_TO_PRIMARY: usize = (4 << 20) + 5;
+
 /// What to find in Consul under one service name, and how to call it.
 ///
 /// Settings are checked by [`build`](super::ConsulServiceBuilder::build), whose
@@ -70,7 +75,7 @@ pub struct ServiceOptions {
     pub(crate) throttling: Option<Throttling>,
     pub(crate) method_options: Vec<(String, MethodOptions)>,
     pub(crate) service_config: Option<ServiceConfig>,
-    pub(crate) replay_limit: usize,
+    pub(crate) replay_limit: Option<usize>,
     pub(crate) keep_alive: Option<(Duration, Duration)>,
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<tonic::transport::ClientTlsConfig>,
@@ -109,7 +114,7 @@ impl ServiceOptions {
             throttling: None,
             method_options: Vec::new(),
             service_config: None,
-            replay_limit: 64 * 1024,
+            replay_limit: None,
             keep_alive: None,
             #[cfg(feature = "tls")]
             tls: None,
@@ -247,10 +252,21 @@ impl ServiceOptions {
         self
     }
 
-    /// How many bytes of a request are kept for resending. Default: 64 KiB.
+    /// How many bytes of a request are kept for resending. Default: 64 KiB, and 4 MiB (what a tonic server takes
+    /// by itself) with [`primary_only`](Self::primary_only), where any call may meet one that is not the primary.
     pub fn replay_limit(mut self, bytes: usize) -> Self {
-        self.replay_limit = bytes;
+        self.replay_limit = Some(bytes);
         self
+    }
+
+    /// How much of a request is kept, which goes `to_primary` or to anybody.
+    pub(crate) fn request_limit(&self, to_primary: bool) -> usize {
+        self.replay_limit.unwrap_or(if to_primary { REPLAYED_TO_PRIMARY } else { REPLAYED })
+    }
+
+    /// How much of an answer is taken in before any of it is handed over.
+    pub(crate) fn answer_limit(&self) -> usize {
+        self.replay_limit.unwrap_or(REPLAYED)
     }
 
     /// HTTP/2 keepalive pings every `interval`, also while idle; where one is not answered within

@@ -107,7 +107,7 @@ pub(crate) async fn hand_over(options: HandOverOptions, screen: Screen) -> Resul
     };
     let reply = reply.map_err(|status| refused(&status))?.into_inner();
     if reply.primary.is_empty() {
-        return Err("nobody has taken over in time; the old primary campaigns on".into());
+        return Err("nobody has taken over in time; the old primary campaigns on, or is primary again".into());
     }
     let took = duration(Duration::from_millis(reply.took_ms));
     let text =

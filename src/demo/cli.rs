@@ -90,7 +90,7 @@ pub fn main() -> ExitCode {
         Command::Story(_) => "off",
         Command::Client(_) => "warn,tonic_failover::client=off",
         Command::Call(_) | Command::HandOver(_) => "error",
-        Command::Backend(_) => "warn,tonic_failover::server=off",
+        Command::Backend(_) => "warn,tonic_failover::server::registration=off",
         Command::Agent(_) => "warn",
     });
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {

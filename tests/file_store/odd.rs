@@ -8,7 +8,9 @@ use tonic_failover::{
     InstanceId, Role,
     server::{
         Lease,
-        store::{FileLeaseStore, InvalidFileStore, LeaseStore, StoreError, Term, Version, Write},
+        store::{
+            FileLeaseStore, InvalidFileStore, LeaseRecord, LeaseStore, StoreError, Term, Version, Write,
+        },
     },
 };
 
@@ -91,6 +93,39 @@ async fn a_directory_that_is_away_is_no_free_lease() {
     }
     fs::rename(&away, &here).unwrap();
     store.renew(&term).await.unwrap();
+}
+
+/// What a path leads to when its file system is not mounted, or a link has been turned.
+#[tokio::test]
+async fn another_directory_in_the_place_of_the_first_is_no_free_lease() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (here, away) = (scratch.path().join("lease"), scratch.path().join("away"));
+    fs::create_dir(&here).unwrap();
+    let (one, other) = (store(&here), store(&here));
+    let term = begin(&one).await;
+    one.write(&term, &write(Version::ABSENT, 1, "7")).await.unwrap();
+    let seen = other.read().await.unwrap();
+    fs::rename(&here, &away).unwrap();
+    fs::create_dir(&here).unwrap();
+    for error in [
+        one.read().await.unwrap_err(),
+        one.renew(&term).await.unwrap_err(),
+        one.load(&term, "counter").await.unwrap_err(),
+        other.read().await.unwrap_err(),
+        other.acquire(&LeaseRecord::empty(), &claim("b")).await.unwrap_err(),
+        other.acquire(&seen, &claim("b")).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+        let told = chain(&error);
+        assert!(told.contains(here.to_str().unwrap()) && told.contains("mounted"), "{told}");
+    }
+    assert_eq!(names(&here), Vec::<String>::new());
+    // A copy that has all the terms is as good as the first.
+    for name in names(&away) {
+        fs::copy(away.join(&name), here.join(&name)).unwrap();
+    }
+    one.renew(&term).await.unwrap();
+    assert_eq!(&one.load(&term, "counter").await.unwrap().unwrap().value[..], b"7");
 }
 
 #[tokio::test]

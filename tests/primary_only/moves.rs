@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use tokio::time::sleep;
+use tonic::Code;
 use tonic_failover::client::{FailoverEvent, HedgingPolicy, MethodOptions, Policy};
 
 use crate::{
-    common::{Method, SOON, event},
-    node::{Node, runs},
-    stage::{Calls, Stage, options},
+    common::{Method, SOON, event, until},
+    node::{Node, UNSTORED, runs},
+    stage::{Calls, Stage, increment, options, served},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -41,6 +42,49 @@ async fn the_role_moves_under_callers_and_no_call_fails_and_each_runs_once() {
         }
         let ejected = stage.client.status().datacenters[0].ejected;
         assert_eq!(ejected, 0, "{policy:?}: nobody is ejected for being a standby");
+    }
+}
+
+/// The first call after a move goes to who was the primary before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_request_that_was_refused_arrives_whole_at_the_primary() {
+    let (a, b) = (Node::start("a"), Node::start("b"));
+    let stage = Stage::ready(options(), vec![a.instance(), b.instance()]).await;
+    a.leads(1);
+    assert_eq!(stage.increment("short", SOON).await.unwrap().0, "a");
+    a.stands_by(None);
+    b.leads(2);
+    // Less than what a tonic server takes by default, and more than fits into a window of HTTP/2.
+    let long = "x".repeat(3 << 20);
+    let (name, attempts) = stage.increment(&long, SOON).await.unwrap();
+    assert_eq!((name.as_str(), attempts > 1), ("b", true), "{attempts}");
+    assert_eq!(b.journal.lock().iter().map(|(id, _)| id.len()).collect::<Vec<_>>(), [long.len()]);
+}
+
+/// As when the store is away for a while: what is under way may have been stored, then nobody is primary, then
+/// the same one is again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_whose_store_was_away_is_called_again_as_soon_as_it_is_back() {
+    let (a, b) = (Node::start("a"), Node::start("b"));
+    let options = options().failures_to_eject(2).panic_threshold(0).ejection(2 * SOON, 2 * SOON);
+    let stage = Stage::ready(options, vec![a.instance(), b.instance()]).await;
+    for token in 1..4 {
+        a.leads(2 * token);
+        assert_eq!(stage.increment("x", SOON).await.unwrap().0, "a");
+        stage.until_primary("a").await;
+        for _ in 0..2 {
+            let status = stage.increment(UNSTORED, SOON).await.unwrap_err();
+            assert_eq!((status.code(), status.message()), (Code::Unavailable, "it may have been stored"));
+        }
+        a.stands_by(None);
+        let waits = tokio::spawn(increment(stage.channel(), "y".to_owned(), SOON));
+        until(&stage.client, "nobody is primary", |c| c.status().primary.is_none()).await;
+        a.leads(2 * token + 1);
+        // Were it ejected for its answers, it would not be tried before the deadline.
+        let reply = waits.await.unwrap().unwrap();
+        assert_eq!(served(&reply).0, "a");
+        assert_eq!(stage.client.status().datacenters[0].ejected, 0);
+        a.stands_by(None);
     }
 }
 

@@ -37,6 +37,9 @@ use tower::{Layer, Service};
 /// What ran, by the id that the caller gave it, with the term's token.
 pub(crate) type Journal = Arc<Mutex<Vec<(String, u64)>>>;
 
+/// A call whose id begins so finds the state's store without an answer.
+pub(crate) const UNSTORED: &str = "unstored";
+
 pub(crate) struct Node {
     pub(crate) name: &'static str,
     pub(crate) port: u16,
@@ -148,7 +151,11 @@ fn token<T>(request: &Request<T>) -> u64 {
 
 impl Handler {
     async fn run(&self, id: String, token: u64) -> Result<Response<CounterReply>, Status> {
+        let is_stored = !id.starts_with(UNSTORED);
         self.journal.lock().push((id, token));
+        if !is_stored {
+            return Err(Status::unavailable("it may have been stored"));
+        }
         let work = *self.work.lock();
         if !work.is_zero() {
             tokio::time::sleep(work).await;

@@ -3,12 +3,16 @@
 use std::{process::Stdio, time::Duration};
 
 use rustix::process::Signal;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    time::{Instant, sleep, timeout},
+};
 use tonic::Code;
 use tonic_failover::NotPrimary;
 
 use crate::{
     common::SOON,
+    history::Ack,
     world::{A, Ask, B, Kind, NAMES, Stalls, TAKEOVER, World},
 };
 
@@ -28,20 +32,10 @@ async fn takes_over(kind: Kind) {
     assert_eq!(primary.address.authority(), format!("127.0.0.1:{}", world.port(A)));
     assert_eq!(world.ask(A, &Ask::Get).await.unwrap().value, 2, "the refused one has changed nothing");
 
-    let stalls = Stalls::watch();
     world.kill(A).await;
-    let killed = Instant::now();
-    let ack = loop {
-        match timeout(SOON, world.ask(B, &Ask::Increment)).await.expect("it answers") {
-            Ok(ack) => break ack,
-            Err(status) => assert!(NotPrimary::of(&status).is_some(), "{status:?}"),
-        }
-        sleep(Duration::from_millis(5)).await;
-    };
-    let took = killed.elapsed();
+    let ack = taken_over_in_time(&world, B).await;
     assert_eq!((ack.value, ack.instance.as_str()), (3, NAMES[B]));
     assert!(ack.token > 1, "a new term");
-    assert!(took <= TAKEOVER + stalls.worst(), "{took:?}, the machine stood still for {:?}", stalls.worst());
     world.backend(B).says("became PRIMARY").await;
 
     // The first comes back, as a standby.
@@ -49,6 +43,47 @@ async fn takes_over(kind: Kind) {
     world.backend(A).says("standby of counter-b").await;
     assert!(NotPrimary::of(&world.ask(A, &Ask::Increment).await.unwrap_err()).is_some());
     assert_eq!(world.ask(B, &Ask::Increment).await.unwrap().value, 4);
+
+    // It is given the role by name, and dies: whoever gave it has stood back for it, and does so no longer.
+    let (done, said) = demo(None, &["hand-over", "--to", NAMES[A], "--at", &at(&world, B)]).await;
+    assert!(done && said.contains("counter-a is primary"), "{said}");
+    assert_eq!(world.ask(A, &Ask::Increment).await.unwrap().value, 5);
+    world.kill(A).await;
+    let ack = taken_over_in_time(&world, B).await;
+    assert_eq!((ack.value, ack.instance.as_str()), (6, NAMES[B]));
+
+    // Nor is it waited for longer where it is dead already.
+    let b = at(&world, B);
+    let given = tokio::spawn(async move { demo(None, &["hand-over", "--to", NAMES[A], "--at", &b]).await });
+    let refused = async {
+        while world.ask(B, &Ask::Get).await.is_ok() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, refused).await.expect("it is given up");
+    let ack = taken_over_in_time(&world, B).await;
+    assert_eq!((ack.value, ack.instance.as_str()), (7, NAMES[B]));
+    let (done, said) = given.await.unwrap();
+    assert!(!done && said.contains("nobody has taken over in time"), "{said}");
+}
+
+/// The first answer of an instance whose primary has just been killed.
+async fn taken_over_in_time(world: &World, by: usize) -> Ack {
+    let (stalls, killed) = (Stalls::watch(), Instant::now());
+    let ack = loop {
+        match timeout(SOON, world.ask(by, &Ask::Increment)).await.expect("it answers") {
+            Ok(ack) => break ack,
+            Err(status) => assert!(NotPrimary::of(&status).is_some(), "{status:?}"),
+        }
+        sleep(Duration::from_millis(5)).await;
+    };
+    let took = killed.elapsed();
+    assert!(took <= TAKEOVER + stalls.worst(), "{took:?}, the machine stood still for {:?}", stalls.worst());
+    ack
+}
+
+fn at(world: &World, who: usize) -> String {
+    format!("127.0.0.1:{}", world.port(who))
 }
 
 #[tokio::test]
@@ -135,8 +170,7 @@ async fn by_hand_two_instances_on_one_host_count_and_refuse() {
     let world = World::of(Kind::Files).await.unwrap();
     let mut world = world.with(&["--access-log"]);
     world.start_both().await;
-    let at = |who| format!("127.0.0.1:{}", world.port(who));
-    let (a, b) = (at(A), at(B));
+    let (a, b) = (at(&world, A), at(&world, B));
     for value in [1, 2] {
         let (done, said) = demo(None, &["call", "--at", &a]).await;
         assert!(done, "{said}");
@@ -153,6 +187,33 @@ async fn by_hand_two_instances_on_one_host_count_and_refuse() {
     assert!(done && said.contains(r#""counter":3"#), "{said}");
     let (done, said) = demo(None, &["hand-over", "--to", "counter-b", "--at", &b]).await;
     assert!(!done && said.contains("counter-b is the primary already"), "{said}");
+}
+
+#[tokio::test]
+async fn a_backend_whose_store_is_away_says_why_it_is_not_primary() {
+    let folder = tempfile::tempdir().unwrap();
+    let lease = folder.path().join("lease");
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_demo"));
+    command
+        .args(["backend", "--no-consul", "--name", "a", "--lease"])
+        .arg(format!("file:{}", lease.display()));
+    command.env_remove("RUST_LOG").env("NO_COLOR", "1");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut backend = command.spawn().unwrap();
+    let mut said = BufReader::new(backend.stdout.take().unwrap()).lines();
+    let mut logged = BufReader::new(backend.stderr.take().unwrap()).lines();
+    let told = async {
+        while !said.next_line().await.unwrap().expect("it goes on").contains("became PRIMARY") {}
+        std::fs::rename(&lease, folder.path().join("away")).unwrap();
+        loop {
+            let line = logged.next_line().await.unwrap().expect("it goes on");
+            if line.contains("the lease's store does not answer") {
+                return line;
+            }
+        }
+    };
+    let line = timeout(SOON, told).await.expect("it is told");
+    assert!(line.contains(lease.to_str().unwrap()), "{line}");
 }
 
 #[tokio::test]

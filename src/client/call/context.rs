@@ -85,7 +85,7 @@ impl CallContext {
 
     /// How much of an answer is taken in before it is handed over.
     pub(super) fn whole(&self) -> Option<usize> {
-        (self.method.safe && self.method.unary_response).then_some(self.shared.options.replay_limit)
+        (self.method.safe && self.method.unary_response).then(|| self.shared.options.answer_limit())
     }
 
     /// How long it waits for usable instances, all waits together.
@@ -215,10 +215,12 @@ impl CallContext {
             return None;
         };
         if outcome::counts_against(code) {
-            // That it is not the primary is no fault of an instance, and no merit.
-            match answer.status().filter(|status| NotPrimary::of(status).is_some()) {
-                Some(_) => endpoint.link().heard(now),
-                None => endpoint.link().failed(self.failures_to_eject()),
+            // That it is not the primary is no fault of an instance, and no merit. Nor is what the primary
+            // answers while its store is away: nobody could do better, and it may be the primary again at once.
+            let refuses = || answer.status().is_some_and(|status| NotPrimary::of(&status).is_some());
+            match self.lookout().is_some() || refuses() {
+                true => endpoint.link().heard(now),
+                false => endpoint.link().failed(self.failures_to_eject()),
             }
         } else {
             endpoint.link().succeeded(now);

@@ -141,7 +141,8 @@ struct Outgoing<'a> {
 /// Runs one call, once. Dropping the future cancels it, here and on the server.
 pub(crate) async fn run(call: &mut Call) -> Result<Response<Body>, CallError> {
     let context = call.begin()?;
-    let (limit, record) = (context.shared().options.replay_limit, context.lookout().is_some());
+    let record = context.lookout().is_some();
+    let limit = context.shared().options.request_limit(record);
     let mut body = poll_fn(|cx| {
         let body = call.body.take().expect("polled once: it is ready at once");
         Poll::Ready(ReplayBody::capture(body, limit, record, cx))

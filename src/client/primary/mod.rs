@@ -164,9 +164,9 @@ impl ServiceOptions {
     /// is sent there; its caller sees nothing of it. While no primary is known, one call at a time tries the
     /// instances in turn, each at most once in 50 to 100 ms, and the others wait for what it finds. Where none
     /// is found in time, the call fails with DEADLINE_EXCEEDED and
-    /// [`CallErrorKind::NoPrimary`](super::CallErrorKind::NoPrimary). A request that is streamed is kept while
-    /// it is sent, up to [`replay_limit`](Self::replay_limit); one that was refused beyond that is not sent
-    /// again, and its caller sees the refusal.
+    /// [`CallErrorKind::NoPrimary`](super::CallErrorKind::NoPrimary). A request is kept until it is answered,
+    /// one that is streamed while it is sent, up to [`replay_limit`](Self::replay_limit), which is 4 MiB then; one
+    /// that was refused beyond that is not sent again, and its caller sees the refusal.
     ///
     /// Such calls are not hedged, for there is one instance to send them to. One that says where it is to go
     /// ([`CallOptions`](super::CallOptions)) goes there, whoever is primary. Nobody is ejected for refusing,

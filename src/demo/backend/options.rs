@@ -55,6 +55,10 @@ pub struct Options {
     #[arg(long, env = "DEMO_LEASE_RENEWAL", value_name = "DURATION", value_parser = parse_positive_duration, requires = "lease")]
     pub lease_renewal: Option<Duration>,
 
+    /// How much sooner than its lease a primary stops by itself. Default: the library's, 300ms.
+    #[arg(long, env = "DEMO_LEASE_MARGIN", value_name = "DURATION", value_parser = parse_positive_duration, requires = "lease")]
+    pub lease_margin: Option<Duration>,
+
     /// Register nowhere: only those who know the address find this instance.
     #[arg(long)]
     pub no_consul: bool,
@@ -102,6 +106,7 @@ impl Options {
             lease: None,
             lease_length: None,
             lease_renewal: None,
+            lease_margin: None,
             no_consul: false,
             access_log: false,
             unfenced: None,

@@ -86,6 +86,9 @@ fn lease(store: impl LeaseStore, options: &Options, name: &str, address: Instanc
     if let Some(renewal) = options.lease_renewal {
         lease = lease.renewal(renewal);
     }
+    if let Some(margin) = options.lease_margin {
+        lease = lease.margin(margin);
+    }
     lease
 }
 

@@ -86,7 +86,7 @@ struct Shared {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HandedOver {
-    /// Who is primary now. `None`: nobody took over within twice the lease's length.
+    /// Who is primary now. `None`: nobody else took over in time, and this instance campaigns on, or is primary again.
     pub to: Option<Primary>,
     /// What was still in flight when its time was over; its writes are refused since.
     pub calls_left: usize,
@@ -229,8 +229,9 @@ impl Lease {
 
     /// A planned hand-over: begins no new work (the role is a standby's), waits for what is in flight
     /// ([`drain`](LeaseBuilder::drain)), releases the lease, for `successor` first where one is named,
-    /// and waits until another is primary. The successor has the first word for the lease's length,
-    /// and everybody else for another.
+    /// and waits until another is primary. The successor has the first word for the lease's length, then
+    /// everybody else for a renewal and a quarter of one, and then this instance takes it again: where the
+    /// successor is dead, somebody is primary within the time of any takeover.
     ///
     /// # Errors
     /// It is not held, the successor's name can be nobody else's, or the store has not taken the release

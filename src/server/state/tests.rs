@@ -6,6 +6,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use serde::{Deserialize, Serializer};
 use tokio::{sync::Semaphore, time::timeout};
 
@@ -180,6 +181,35 @@ async fn a_thousand_callers_make_few_writes_and_each_gets_its_own_answer() {
     assert_eq!(answers, (1..=1000).collect::<Vec<_>>());
     assert_eq!(store.text(), "1000");
     assert!(store.count(&store.writes) < 10, "{}", store.count(&store.writes));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::disallowed_methods, reason = "an update that takes long blocks, whatever it does")]
+async fn updates_that_take_long_are_not_all_done_before_the_first_is_answered() {
+    let store = Scripted::new();
+    let (state, _terms) = state::<u64>(&store);
+    let (answered, is_answered) = std::sync::mpsc::channel();
+    let (entered, is_entered) = std::sync::mpsc::channel();
+    let (gate, opened) = std::sync::mpsc::channel();
+    let late = Duration::from_secs(20);
+    let holds_up = state.clone();
+    let before = tokio::spawn(async move {
+        let hold = move |_: &mut u64| {
+            entered.send(()).unwrap();
+            opened.recv().unwrap();
+        };
+        holds_up.update(hold).await
+    });
+    is_entered.recv_timeout(late).unwrap();
+    let mut first = Box::pin(state.update(|_| std::thread::sleep(Duration::from_millis(50))));
+    let mut second = Box::pin(state.update(move |_| is_answered.recv_timeout(late)));
+    // Both are in the queue, in this order.
+    assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
+    gate.send(()).unwrap();
+    before.await.unwrap().unwrap();
+    first.await.unwrap();
+    answered.send(()).unwrap();
+    second.await.unwrap().expect("the first was answered before the second was applied");
 }
 
 #[tokio::test(start_paused = true)]
@@ -389,6 +419,53 @@ async fn what_cannot_be_read_is_told_and_stays_until_it_is_repaired() {
     assert_eq!((store.text().as_str(), store.count(&store.writes)), ("{not json", 0));
     store.put(FencingToken::new(1), 2, "7".into());
     assert_eq!(add(&state).await.unwrap(), 8);
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_has_to_repair_is_logged_with_its_cause_once_until_it_is_well() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let lines = |about: &str| {
+        let text = String::from_utf8(log.0.lock().clone()).unwrap();
+        text.lines().filter(|line| line.contains(about)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let store = Scripted::new();
+    store.put(FencingToken::new(1), 1, "{not json".into());
+    let (state, _terms) = state(&store);
+    for _ in 0..3 {
+        add(&state).await.unwrap_err();
+    }
+    let told = lines("the state is of no use");
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("counter") && told[0].contains("line 1 column"), "{told:?}");
+    store.put(FencingToken::new(1), 2, "7".into());
+    add(&state).await.unwrap();
+    add(&state).await.unwrap();
+    assert_eq!(lines("can be used again").len(), 1);
+    // And of a store that refuses, as where the rights to a key are gone.
+    store.faults([Fault::Refused; 3]);
+    for _ in 0..3 {
+        add(&state).await.unwrap_err();
+    }
+    let told = lines("the state is of no use");
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[1].contains("no right"), "{told:?}");
 }
 
 #[tokio::test(start_paused = true)]

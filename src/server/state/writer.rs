@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
     sync::{mpsc, watch},
-    time::sleep,
+    task::yield_now,
+    time::{Instant, sleep},
 };
 use tracing::{info, warn};
 
@@ -27,6 +28,10 @@ use crate::server::store::{LeaseStore, StoreError, Stored, Term, Version, Write}
 /// How many updates and reads one answer of the store is for, at the most. Our choice: a batch
 /// that waits for nothing has its turn in a few milliseconds.
 const BATCH: usize = 1024;
+
+/// So long updates are applied before what there is goes to the store; at least one is. Our choice: those of a
+/// long value take a while each, and the runtime has others to serve, a probe's question among them.
+const BATCH_FOR: Duration = Duration::from_millis(20);
 
 /// How long the store is left alone after it gave no answer. Our choice: several tries fit into
 /// what is left of a lease.
@@ -44,6 +49,8 @@ pub(super) struct Writer<T> {
     jobs: mpsc::Receiver<Job<T>>,
     known: Arc<Mutex<Option<Arc<T>>>>,
     loaded: Option<Loaded<T>>,
+    /// It has been told that the state is of no use.
+    spoilt: bool,
 }
 
 /// What the store has, as far as this term is concerned.
@@ -81,7 +88,7 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
         jobs: mpsc::Receiver<Job<T>>,
         known: Arc<Mutex<Option<Arc<T>>>>,
     ) -> Self {
-        Self { store, terms, key, jobs, known, loaded: None }
+        Self { store, terms, key, jobs, known, loaded: None, spoilt: false }
     }
 
     /// Ends with the last handle.
@@ -101,9 +108,10 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
                 changed = self.terms.changed(), if leased => {
                     leased = changed.is_ok();
                     if let Some(term) = current(&self.terms) {
-                        // What goes wrong now is told to whoever asks first.
-                        if let Ok(loaded) = self.load(&term).await {
-                            self.keep(loaded);
+                        // Whoever asks first is told by the next try.
+                        match self.load(&term).await {
+                            Ok(loaded) => drop(self.keep(loaded)),
+                            Err(error) => self.tell(Some(&error)),
                         }
                     }
                 }
@@ -111,18 +119,47 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
         }
     }
 
-    async fn serve(&mut self, mut batch: Vec<Job<T>>) {
-        batch.retain(Job::is_awaited);
-        let Some(term) = current(&self.terms) else {
-            return batch.into_iter().for_each(|job| job.answer(Err(StateError::NotPrimary)));
-        };
-        let done = match self.load(&term).await {
-            Ok(loaded) => self.settle(loaded, &mut batch).await,
-            Err(error) => Err(error),
-        };
-        let value = done.map(|loaded| self.keep(loaded));
-        for job in batch {
-            job.answer(value.clone());
+    async fn serve(&mut self, mut waiting: Vec<Job<T>>) {
+        loop {
+            waiting.retain(Job::is_awaited);
+            if waiting.is_empty() {
+                return;
+            }
+            let Some(term) = current(&self.terms) else {
+                return waiting.into_iter().for_each(|job| job.answer(Err(StateError::NotPrimary)));
+            };
+            let (taken, done) = match self.load(&term).await {
+                Ok(loaded) => {
+                    let (taken, next) = self.apply_in_turn(&loaded, &mut waiting);
+                    (taken, self.settle(loaded, next).await)
+                }
+                Err(error) => (waiting.len(), Err(error)),
+            };
+            self.tell(done.as_ref().err());
+            let value = done.map(|loaded| self.keep(loaded));
+            for job in waiting.drain(..taken) {
+                job.answer(value.clone());
+            }
+            yield_now().await;
+        }
+    }
+
+    /// Logs, once until it is well again, what somebody has to repair: callers are told no more than that it is so.
+    fn tell(&mut self, error: Option<&StateError>) {
+        let state = &self.key;
+        match error {
+            Some(error @ (StateError::Store { .. } | StateError::NotDecodable { .. })) => {
+                if !std::mem::replace(&mut self.spoilt, true) {
+                    let source = std::error::Error::source(error).map(ToString::to_string);
+                    warn!(%state, %error, source, "the state is of no use until somebody has repaired this");
+                }
+            }
+            Some(_) => {}
+            None => {
+                if std::mem::take(&mut self.spoilt) {
+                    info!(%state, "the state can be used again");
+                }
+            }
         }
     }
 
@@ -187,17 +224,31 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
         }
     }
 
-    /// Applies a batch in order, and has the store confirm all of it at once.
-    async fn settle(&mut self, loaded: Loaded<T>, batch: &mut [Job<T>]) -> Result<Loaded<T>, StateError> {
-        let mut value = loaded.value.clone();
-        let mut encoded = loaded.encoded.clone();
-        for job in batch {
+    /// Applies jobs in order, as many as there is time for: how many, and what comes of them.
+    fn apply_in_turn(&self, loaded: &Loaded<T>, jobs: &mut [Job<T>]) -> (usize, (Arc<T>, Bytes)) {
+        let begun = Instant::now();
+        let mut next = (loaded.value.clone(), loaded.encoded.clone());
+        let mut taken = 0;
+        for job in jobs {
+            if taken > 0 && begun.elapsed() >= BATCH_FOR {
+                break;
+            }
+            taken += 1;
             if let Job::Update(update) = job
-                && let Some(next) = self.apply(&value, update.as_mut())
+                && let Some(applied) = self.apply(&next.0, update.as_mut())
             {
-                (value, encoded) = next;
+                next = applied;
             }
         }
+        (taken, next)
+    }
+
+    /// Has the store confirm all that was applied at once.
+    async fn settle(
+        &mut self,
+        loaded: Loaded<T>,
+        (value, encoded): (Arc<T>, Bytes),
+    ) -> Result<Loaded<T>, StateError> {
         let Loaded { term, version, encoded: before, .. } = loaded;
         let version = if encoded == before {
             self.confirm(&term, version).await?

@@ -1,5 +1,7 @@
 //! A lease that is held: renewed, and given up.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::{
@@ -127,10 +129,14 @@ impl Holding {
         self.parting.is_some()
     }
 
-    /// How often the lease's length others have the first word, where it is being given up: the
-    /// successor, if one is named, and then everybody else.
-    pub(super) fn words_to_leave(&self) -> Option<u32> {
-        self.parting.as_ref().map(|parting| if parting.successor.is_some() { 2 } else { 1 })
+    /// For how long others have the first word, where it is being given up: the successor, if one is
+    /// named, and then everybody else, until they must have seen that it did not come.
+    pub(super) fn words_to_leave(&self, timing: &Timing) -> Option<Duration> {
+        let parting = self.parting.as_ref()?;
+        Some(match parting.successor {
+            Some(_) => timing.length + timing.renewal + 2 * timing.least(),
+            None => timing.length,
+        })
     }
 
     pub(super) fn is_draining(&self, now: Instant) -> bool {

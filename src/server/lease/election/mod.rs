@@ -17,7 +17,7 @@
 //! * A step without an answer may have happened: the next read tells, by the own nonce. Where the store
 //!   then does not let it be renewed it is taken over as another's is, in a new term.
 //! * What is released is taken at once, by the one it is left to first.
-//! * Who gives up leaves the others the first word.
+//! * Who gives up leaves the others the first word, until one of them has taken it.
 
 mod holding;
 mod reads;
@@ -35,7 +35,7 @@ use self::{
 use super::timing::Timing;
 use crate::{
     role::{FencingToken, Role},
-    server::store::{Claim, LeaseRecord, Nonce, StoreError, Term},
+    server::store::{Claim, Holder, LeaseRecord, Nonce, StoreError, Term},
 };
 
 /// What to ask of the store.
@@ -180,6 +180,9 @@ impl<R: Rng> Election<R> {
         if let Some(holder) = &record.holder {
             self.highest = self.highest.max(holder.primary.token);
         }
+        if self.others_have_spoken(&record) {
+            self.stand_back = None;
+        }
         match (&mut self.stand, own) {
             (Stand::Holding(holding), Some(term)) if holding.term == term => {}
             (Stand::Holding(holding), Some(term)) if holding.term.token == term.token => {
@@ -231,6 +234,15 @@ impl<R: Rng> Election<R> {
             .filter(|term| self.barren.as_ref() != Some(term))
     }
 
+    /// Whether one of those who had the first word has taken the lease. From then on it is a holder like
+    /// any other, and taken over in the same time when it dies.
+    fn others_have_spoken(&self, record: &LeaseRecord) -> bool {
+        // While an acquisition is on its way the time says that the lease is to be given up.
+        let watching = matches!(&self.stand, Stand::Watching(watching) if !watching.acquiring);
+        let newest = |holder: &Holder| holder.nonce != self.nonce && holder.primary.token >= self.highest;
+        watching && record.holder.as_ref().is_some_and(newest)
+    }
+
     fn hold(&mut self, term: Term, until: Option<Instant>, now: Instant) {
         let mut holding = Holding::new(&self.timing, term, until, now);
         // It has been given up before it was known to be held.
@@ -243,9 +255,9 @@ impl<R: Rng> Election<R> {
     /// It is no longer held, or not known to be: a read is next.
     fn step_down(&mut self, now: Instant) {
         if let Stand::Holding(holding) = &self.stand
-            && let Some(words) = holding.words_to_leave()
+            && let Some(words) = holding.words_to_leave(&self.timing)
         {
-            self.stand_back = Some(now + self.timing.length * words);
+            self.stand_back = Some(now + words);
         }
         self.stand = Stand::Watching(Watching::new(now));
     }

@@ -11,7 +11,7 @@ use std::{
 use std::sync::Arc;
 
 use super::{
-    error::{FileError, InvalidFileStore},
+    error::{FileError, InvalidFileStore, Replaced},
     names::{self, Listing},
 };
 
@@ -24,9 +24,14 @@ use super::{
 pub(super) struct Directory {
     path: PathBuf,
     durable: bool,
+    /// Which directory was at the path at first, whatever is there later.
+    first: Option<Identity>,
     #[cfg(test)]
     stage: Option<Arc<dyn Stage>>,
 }
+
+/// What tells a directory from any other that comes to have its name: device and inode.
+type Identity = (u64, u64);
 
 /// Stands before each system call of a process under test: to hold it, or to let it die.
 #[cfg(test)]
@@ -46,6 +51,7 @@ pub(super) struct Unfinished<'a> {
 impl Directory {
     pub(super) fn new(path: PathBuf, durable: bool) -> Self {
         Self {
+            first: identity(&path).ok().flatten(),
             path,
             durable,
             #[cfg(test)]
@@ -55,7 +61,7 @@ impl Directory {
 
     #[cfg(test)]
     pub(super) fn staged(path: PathBuf, stage: Arc<dyn Stage>) -> Self {
-        Self { path, durable: false, stage: Some(stage) }
+        Self { first: identity(&path).ok().flatten(), path, durable: false, stage: Some(stage) }
     }
 
     /// Tries out what a lease needs.
@@ -105,6 +111,16 @@ impl Directory {
     #[cfg(test)]
     fn enter(&self, call: &'static str) -> io::Result<()> {
         self.stage.as_ref().map_or(Ok(()), |stage| stage.enter(call))
+    }
+
+    /// What is wrong where another directory has come to the path: one that has not the term of `token`,
+    /// which was seen in the first.
+    pub(super) fn replaced(&self, token: u64) -> Result<(), FileError> {
+        let now = self.call("find", "", identity)?;
+        if now == self.first {
+            return Ok(());
+        }
+        Err(FileError::new("go on in", self.path.clone(), io::Error::other(Replaced { token })))
     }
 
     /// The names that were there when this was called are in it, unless they have been removed
@@ -188,6 +204,19 @@ impl Directory {
     pub(super) fn remove(&self, name: &str) -> Result<(), FileError> {
         self.call("remove", name, |path| fs::remove_file(path))
     }
+}
+
+/// `None`: this system does not say.
+#[cfg(unix)]
+fn identity(path: &Path) -> io::Result<Option<Identity>> {
+    use std::os::unix::fs::MetadataExt;
+    let it = fs::metadata(path)?;
+    Ok(Some((it.dev(), it.ino())))
+}
+
+#[cfg(not(unix))]
+fn identity(path: &Path) -> io::Result<Option<Identity>> {
+    fs::metadata(path).map(|_| None)
 }
 
 // === impl Unfinished ===

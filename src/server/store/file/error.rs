@@ -65,6 +65,16 @@ pub(super) enum Late {
 #[error("a later term was claimed, and its files do not say yet whether it goes on from this write")]
 pub(super) struct Unsettled;
 
+/// Another directory has come to the path, without what was in the first.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "it is not the directory that was there before, and has not its term {token}: bring that one back (is \
+     something not mounted?), or, to begin anew, end all processes first"
+)]
+pub(super) struct Replaced {
+    pub(super) token: u64,
+}
+
 // === impl FileError ===
 
 impl From<FileError> for io::Error {

@@ -58,6 +58,9 @@ pub use self::error::InvalidFileStore;
 /// and is not replaced. All processes run as one user, since Linux lets nobody link
 /// others' files (`fs.protected_hardlinks`).
 ///
+/// Where the directory is away, or another one is in its place that has not the terms which this process has seen (what
+/// it is on is no longer mounted, for example), nobody is primary until it is back.
+///
 /// **Not for network file systems**: the order of links, renames and listings that it depends on is one
 /// kernel's. Nor for several hosts, nor for containers that do not share the directory's
 /// mount.

@@ -86,7 +86,13 @@ impl Terms {
     }
 
     pub(super) fn look(&self) -> Result<Listing, FileError> {
+        let seen = self.highest.load(Ordering::Relaxed);
         let listing = self.directory.list()?;
+        if listing.highest() < seen {
+            // An empty directory in the place of the one with the state must not look like a lease
+            // that nobody has ever held.
+            self.directory.replaced(seen)?;
+        }
         self.highest.fetch_max(listing.highest(), Ordering::Relaxed);
         Ok(listing)
     }

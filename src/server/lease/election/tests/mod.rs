@@ -6,11 +6,7 @@ use tokio::time::Instant;
 
 use self::model::Model;
 use super::*;
-use crate::{
-    InstanceId,
-    role::Primary,
-    server::store::{Holder, Version},
-};
+use crate::{InstanceId, role::Primary, server::store::Version};
 
 pub(crate) mod model;
 mod simulation;
@@ -463,6 +459,53 @@ fn a_release_without_an_answer_is_repeated_and_ends_in_standing_by() {
         assert!(bench.model.record.released && !bench.election.is_giving_up(bench.now));
         assert!(bench.primary_at(4_000) >= 2_100, "the others had the first word");
     }
+}
+
+#[test]
+fn who_gave_up_is_no_slower_once_another_has_taken_over() {
+    // The other has it 100 ms later, dies at once or gives it back.
+    for (successor, gives_back) in [(None, false), (Some("b"), false), (None, true), (Some("b"), true)] {
+        let mut bench = Bench::holding();
+        bench.election.give_up(successor.map(str::to_owned), bench.now, bench.now);
+        bench.run_until(100);
+        assert!(bench.model.record.released);
+        let term = bench.other_acquires();
+        bench.election.woken(bench.now);
+        bench.run_until(500);
+        assert!(matches!(bench.role(), Role::Standby { primary: Some(_) }), "{:?}", bench.role());
+        let most = if gives_back {
+            bench.model.release(&term, Some("a")).unwrap();
+            900
+        } else {
+            2_500
+        };
+        let at = bench.primary_at(6_000);
+        assert!(at <= most, "{successor:?}, {gives_back}: {at}");
+    }
+}
+
+#[test]
+fn where_nobody_comes_who_gave_up_is_primary_again_within_the_time_of_a_takeover() {
+    for (successor, least) in [(Some("b"), 2_450), (None, 2_000)] {
+        let mut bench = Bench::holding();
+        bench.election.give_up(successor.map(str::to_owned), bench.now, bench.now);
+        bench.run_until(10);
+        let at = bench.primary_at(6_000);
+        assert!((least..=2_600).contains(&at), "{successor:?}: {at}");
+    }
+}
+
+#[test]
+fn who_gave_up_leaves_the_first_word_though_its_own_term_is_still_seen() {
+    let mut bench = Bench::holding();
+    let before = bench.model.record.clone();
+    bench.election.give_up(Some("b".to_owned()), bench.now, bench.now);
+    bench.run_until(100);
+    // An old state of the store is back, with an older holder.
+    let released = std::mem::replace(&mut bench.model.record, before);
+    bench.run_until(500);
+    bench.model.record = released;
+    assert!((2_500..=3_000).contains(&bench.primary_at(8_000)));
 }
 
 #[test]
