@@ -33,6 +33,9 @@ struct HeartbeatFile {
     token: u64,
     /// Unlike any other of the term, so that equal files are the same renewal.
     beat: u64,
+    /// The term had begun when it was written: renewals say so, the first heartbeat does not.
+    #[serde(default)]
+    begun: bool,
 }
 
 /// What a release says.
@@ -92,9 +95,14 @@ pub(super) fn holder(token: u64, content: &[u8]) -> Option<Holder> {
     (file.token == token).then(|| Holder::new(primary, Nonce::new(&file.nonce)))
 }
 
-/// Of the renewal that is called `beat`.
-pub(super) fn heartbeat(token: u64, beat: u64) -> Vec<u8> {
-    json(&HeartbeatFile { token, beat })
+/// Of the renewal that is called `beat`, in a term that has begun or is about to.
+pub(super) fn heartbeat(token: u64, beat: u64, begun: bool) -> Vec<u8> {
+    json(&HeartbeatFile { token, beat, begun })
+}
+
+/// Whether a heartbeat proves that the term of `token` has begun.
+pub(super) fn proves_begun(token: u64, content: &[u8]) -> bool {
+    read(content).is_some_and(|file: HeartbeatFile| file.token == token && file.begun)
 }
 
 /// Of the end of a term, for `successor` first.

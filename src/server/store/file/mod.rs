@@ -22,6 +22,7 @@
 //! A term counts from its `start` on, so a claimant that dies on the way leaves a claim over which
 //! the next goes on from the last term that has begun.
 
+mod base;
 mod contents;
 mod directory;
 mod error;
