@@ -19,6 +19,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
+    contained::{Contained, contained, dispose},
     error::StateError,
     job::{Job, Update},
 };
@@ -50,7 +51,7 @@ pub(super) struct Writer<T> {
 struct Loaded<T> {
     term: Arc<Term>,
     version: Version,
-    value: Arc<T>,
+    value: Contained<Arc<T>>,
     encoded: Bytes,
 }
 
@@ -127,8 +128,10 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
     }
 
     fn keep(&mut self, loaded: Loaded<T>) -> Arc<T> {
-        let value = loaded.value.clone();
-        *self.known.lock() = Some(value.clone());
+        let value = Arc::clone(&loaded.value);
+        let before = self.known.lock().replace(value.clone());
+        // Not under the lock: it may be the last that has it.
+        contained(|| drop(before));
         self.loaded = Some(loaded);
         value
     }
@@ -147,7 +150,7 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
             None => guarded(|| Ok(T::default())),
         };
         let not_decodable = |source| StateError::NotDecodable { key: self.key.clone(), source };
-        let value = Arc::new(value.map_err(not_decodable)?);
+        let value = Contained::new(Arc::new(value.map_err(not_decodable)?));
         Ok(Loaded { term: term.clone(), version, value, encoded: encoded.unwrap_or_default() })
     }
 
@@ -189,7 +192,7 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
 
     /// Applies a batch in order, and has the store confirm all of it at once.
     async fn settle(&mut self, loaded: Loaded<T>, batch: &mut [Job<T>]) -> Result<Loaded<T>, StateError> {
-        let mut value = loaded.value.clone();
+        let mut value = Contained::new(Arc::clone(&loaded.value));
         let mut encoded = loaded.encoded.clone();
         for job in batch {
             if let Job::Update(update) = job
@@ -208,17 +211,17 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
     }
 
     /// The value after an update, unless that refused or cannot be stored.
-    fn apply(&self, value: &T, update: &mut dyn Update<T>) -> Option<(Arc<T>, Bytes)> {
+    fn apply(&self, value: &T, update: &mut dyn Update<T>) -> Option<(Contained<Arc<T>>, Bytes)> {
         let applied = guarded(|| {
-            let mut next = value.clone();
+            let mut next = Contained::new(value.clone());
             if !update.apply(&mut next) {
                 return Ok(None);
             }
-            let encoded = serde_json::to_vec(&next)?;
+            let encoded = serde_json::to_vec(&*next)?;
             // What cannot be read back would be the end of the state: JSON writes NaN as null, for
             // example, and is read to a depth of 128 alone.
-            serde_json::from_slice::<T>(&encoded)?;
-            Ok(Some((encoded, next)))
+            drop(Contained::new(serde_json::from_slice::<T>(&encoded)?));
+            Ok(Some((encoded, Contained::new(Arc::new(next.into_inner())))))
         });
         let limit = self.store.value_limit();
         match applied {
@@ -226,7 +229,7 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
                 update.undo(StateError::TooLarge { size: encoded.len(), limit });
                 None
             }
-            Ok(Some((encoded, next))) => Some((Arc::new(next), encoded.into())),
+            Ok(Some((encoded, next))) => Some((next, encoded.into())),
             Ok(None) => None,
             Err(source) => {
                 update.undo(StateError::NotEncodable { source });
@@ -306,7 +309,10 @@ fn guarded<T>(
     match catch_unwind(AssertUnwindSafe(make)) {
         Ok(Ok(made)) => Ok(made),
         Ok(Err(error)) => Err(Arc::new(error)),
-        Err(_) => Err(Arc::new(Panicked)),
+        Err(panic) => {
+            dispose(panic);
+            Err(Arc::new(Panicked))
+        }
     }
 }
 
