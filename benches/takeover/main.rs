@@ -6,7 +6,7 @@
 //! that calls one after another and waits for each. Beside it stands how late a task of this process was at the worst in
 //! the meantime: what the machine did to everybody.
 //!
-//! `--origin FILE` measures the program of the first design beside it: FILE holds it, alone or within a text.
+//! `--origin FILE` measures the program of the first design beside it, its takeovers and the same load of increments: FILE holds it, alone or within a text.
 
 #![allow(clippy::unwrap_used, reason = "a measurement may fail")]
 

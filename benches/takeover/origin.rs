@@ -1,11 +1,14 @@
 //! The program of the first design, a Python one with a lease file and HTTP, measured in the same way.
 
 use std::{
+    collections::BTreeSet,
     fs,
+    path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -15,7 +18,7 @@ use tokio::{
 
 use crate::{
     line,
-    scenes::Taken,
+    scenes::{CLIENTS, STEADY, Taken, print_rate},
     world::{Stalls, free_port},
 };
 
@@ -37,30 +40,22 @@ impl Drop for Instance {
     }
 }
 
-/// Takeovers after SIGKILL and after Ctrl-C, and whether the counter went on from where it was.
+/// Takeovers after SIGKILL and after Ctrl-C, and whether the counter went on from where it was; then
+/// increments under the same load as ours.
 pub(crate) async fn measure(file: &str, runs: usize) {
     let text = fs::read_to_string(file).expect("--origin names a file that can be read");
     // The program within a text: from its first import to the call of its main.
     let begin = text.find("import time").expect("the program begins with its imports");
     let last = "main(inst, port)";
     let end = text.rfind(last).expect("the program ends with its main") + last.len();
+    let program = &text[begin..end];
     for (name, signal) in [("kill -9", Signal::KILL), ("Ctrl-C", Signal::INT)] {
         let (mut taken, mut lost) = (Vec::new(), 0);
         for _ in 0..runs {
             let folder = tempfile::tempdir().unwrap();
-            let own = format!("{}/", folder.path().display());
-            let program = folder.path().join("origin.py");
-            fs::write(&program, text[begin..end].replace("/tmp/", &own)).unwrap();
-            let start = |name| {
-                let port = free_port();
-                let mut command = Command::new("python3");
-                command.arg(&program).arg(name).arg(port.to_string());
-                command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-                Instance { name, port, process: command.spawn().expect("python3 runs") }
-            };
-            let a = start("A");
+            let a = start(program, folder.path(), "A");
             let mut counted = first(&a).await;
-            let b = start("B");
+            let b = start(program, folder.path(), "B");
             // For longer than its period: the strike comes at any moment of it.
             let until = Instant::now() + Duration::from_millis(1500 + 97 * (taken.len() as u64 % 11));
             while Instant::now() < until {
@@ -75,6 +70,51 @@ pub(crate) async fn measure(file: &str, runs: usize) {
         }
         println!("{}; {lost} acknowledged increments lost", line(&format!("the origin: {name}"), &taken));
     }
+    rate(program).await;
+}
+
+fn start(text: &str, folder: &Path, name: &'static str) -> Instance {
+    let (program, port) = (folder.join("origin.py"), free_port());
+    fs::write(&program, text.replace("/tmp/", &format!("{}/", folder.display()))).unwrap();
+    let mut command = Command::new("python3");
+    command.arg(&program).arg(name).arg(port.to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Instance { name, port, process: command.spawn().expect("python3 runs") }
+}
+
+/// As many clients as ours has, calling without pause for as long, with a standby beside: how many
+/// increments are acknowledged, how long each takes, and what is wrong with what they were told.
+async fn rate(program: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let a = start(program, folder.path(), "A");
+    first(&a).await;
+    let _standby = start(program, folder.path(), "B");
+    let began = Instant::now();
+    let clients = (0..CLIENTS).map(|_| async {
+        let (mut answers, mut refused) = (Vec::new(), 0_usize);
+        while began.elapsed() < STEADY {
+            let sent = Instant::now();
+            match timeout(BOUND, count(&a)).await.ok().flatten() {
+                Some(value) => answers.push((value, sent.elapsed())),
+                None => {
+                    refused += 1;
+                    sleep(LOOK).await;
+                }
+            }
+        }
+        (answers, refused)
+    });
+    let (mut values, mut took, mut refused) = (BTreeSet::new(), Vec::new(), 0);
+    for (answers, not) in join_all(clients).await {
+        refused += not;
+        for (value, time) in answers {
+            values.insert(value);
+            took.push(time);
+        }
+    }
+    let twice = took.len() - values.len();
+    print_rate("the origin", &mut took, began.elapsed());
+    println!("the origin: {refused} calls without a count, {twice} counts given more than once");
 }
 
 /// The first count that it gives.

@@ -21,7 +21,9 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long anything is waited for.
 const BOUND: Duration = Duration::from_secs(90);
 /// So long increments are measured.
-const STEADY: Duration = Duration::from_secs(10);
+pub(crate) const STEADY: Duration = Duration::from_secs(10);
+/// By so many clients.
+pub(crate) const CLIENTS: usize = 8;
 
 /// What becomes of the primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,22 +122,25 @@ async fn answers(client: &Client, who: usize) {
     timeout(BOUND, wait).await.expect("the other takes over");
 }
 
-/// Eight clients increment without pause: how many a second, and how long each takes.
+/// Clients increment without pause: how many a second, and how long each takes.
 pub(crate) async fn rate(store: &str, world: &World) {
     world.until_primary().await;
     let client = world.client();
-    let workload = Workload::start(&client.channel, &[Kind::Increment; 8]);
-    workload.go_on_for(50).await;
-    let (before, began) = (workload.acknowledged(), Instant::now());
+    let workload = Workload::start(&client.channel, &[Kind::Increment; CLIENTS]);
+    let began = Instant::now();
     sleep(STEADY).await;
-    let (rate, since) = ((workload.acknowledged() - before) as f64, began.elapsed().as_secs_f64());
     let ops = workload.stop().await;
-    let mut took: Vec<_> = ops.iter().filter(|op| op.ack.is_some()).map(|op| op.ended - op.began).collect();
+    let acknowledged = ops.iter().filter(|op| op.ack.is_some());
+    print_rate(store, &mut acknowledged.map(|op| op.ended - op.began).collect(), began.elapsed());
+}
+
+/// What each acknowledged increment took, all of them within `since`.
+pub(crate) fn print_rate(store: &str, took: &mut Vec<Duration>, since: Duration) {
     took.sort();
     let at = |part: usize| took.get(took.len() * part / 100).copied().unwrap_or_default();
     println!(
-        "{store}: acknowledged increments of 8 clients: {:.0} a second, p50 {:.1} ms, p99 {:.1} ms",
-        rate / since,
+        "{store}: acknowledged increments of {CLIENTS} clients: {:.0} a second, p50 {:.1} ms, p99 {:.1} ms",
+        took.len() as f64 / since.as_secs_f64(),
         ms(at(50)),
         ms(at(99))
     );

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 mod child;
+mod deleted;
 mod fleet;
 #[path = "../common/history.rs"]
 mod history;

@@ -157,6 +157,21 @@ pub(crate) async fn a_release_names_its_successor(place: &dyn Place) {
     other.renew(&second).await.unwrap();
 }
 
+pub(crate) async fn a_holders_length_is_kept_and_may_be_missing(place: &dyn Place) {
+    let (one, other) = (place.open(), place.open());
+    let length = Some(Duration::from_millis(2_500));
+    let told = async || other.read().await.unwrap().holder.unwrap().length;
+    let first = take(&*one, &claim("counter-a").with_length(length.unwrap())).await;
+    assert_eq!(told().await, length);
+    one.renew(&first).await.unwrap();
+    assert_eq!(told().await, length);
+    one.release(&first, None).await.unwrap();
+    assert_eq!(told().await, length);
+    // As an earlier version writes it.
+    take(&*other, &claim("counter-b")).await;
+    assert_eq!(told().await, None);
+}
+
 pub(crate) async fn the_same_process_may_begin_a_new_term_and_ends_its_old_one_by_it(place: &dyn Place) {
     let (store, a) = (place.open(), claim("counter-a"));
     let first = take(&*store, &a).await;

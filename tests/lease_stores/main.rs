@@ -8,6 +8,7 @@ mod common;
 mod cases;
 mod consul;
 mod consul_cluster;
+mod lengths;
 mod places;
 
 /// Runs each case on one kind of store: a function of this name in `places` makes one, or
@@ -22,6 +23,7 @@ macro_rules! suite {
             after_a_takeover_nothing_of_the_deposed_is_done,
             after_a_release_nothing_more_is_done_and_the_next_has_it_at_once,
             a_release_names_its_successor,
+            a_holders_length_is_kept_and_may_be_missing,
             the_same_process_may_begin_a_new_term_and_ends_its_old_one_by_it,
             of_many_at_the_same_instant_one_wins_each_time,
             what_was_written_is_loaded_and_a_version_is_replaced_once,

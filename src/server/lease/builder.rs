@@ -82,8 +82,9 @@ impl LeaseBuilder {
         }
     }
 
-    /// A standby takes over when it has seen no renewal for so long. The same for all instances of
-    /// one lease: who waits less than another holds is no standby but a rival. 100 ms to 5 min.
+    /// A standby takes over when it has seen no renewal for so long. To be the same for all instances of
+    /// one lease; where it is not, a standby waits by the primary's, which is kept in the store, and logs a
+    /// warning. 100 ms to 5 min.
     /// Default: 2 s, so that a crash is taken over within 3 s.
     pub fn length(mut self, length: Duration) -> Self {
         self.timing.length = length;

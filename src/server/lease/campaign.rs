@@ -21,9 +21,12 @@ use super::{
     published::Published,
     timing::Timing,
 };
-use crate::server::{
-    probe::Probe,
-    store::{Claim, LeaseRecord, LeaseStore, StoreError},
+use crate::{
+    role::FencingToken,
+    server::{
+        probe::Probe,
+        store::{Claim, LeaseRecord, LeaseStore, StoreError},
+    },
 };
 
 /// A store is let wait for a change so long, and asked again. Consul's own default is 5 min
@@ -65,6 +68,8 @@ pub(super) struct UnderWay {
     wait_again: Option<Instant>,
     replies: Vec<GivingUp>,
     episode: Episode,
+    /// The term whose primary was said to have another length.
+    told_of: Option<FencingToken>,
 }
 
 /// Who waits for the lease to be given up.
@@ -209,6 +214,7 @@ impl<R: Rng> Campaign<R> {
                     }
                 }
                 self.election.answered(sent, now, answer);
+                self.tell_of_another_length();
             }
             Some(Done::Waited(change)) => {
                 self.under_way.waiting = false;
@@ -221,6 +227,20 @@ impl<R: Rng> Campaign<R> {
             }
             // It was aborted, which only this task does, when it ends.
             None => {}
+        }
+    }
+}
+
+impl<R: Rng> Campaign<R> {
+    /// It is heeded, but hardly meant.
+    fn tell_of_another_length(&mut self) {
+        let Some(holder) = self.election.watched().and_then(|record| record.holder.as_ref()) else { return };
+        let own = self.claim.holder(holder.primary.token).length;
+        let (Some(its), Some(own)) = (holder.length, own) else { return };
+        let token = holder.primary.token;
+        if its != own && self.under_way.told_of.replace(token) != Some(token) {
+            let (instance, primary) = (&self.claim.instance, &holder.primary.instance);
+            tracing::warn!(%instance, %primary, ?its, ?own, "the primary's lease has another length than this instance's; it is waited for by its own: give all instances of a lease the same");
         }
     }
 }

@@ -125,14 +125,18 @@ impl Lease {
     /// A campaign for the lease in `store`, by the instance called `instance` (unlike any other's
     /// name, stable over restarts) that serves at `address` (as clients reach it: with a port, and not
     /// `0.0.0.0`).
-    pub fn builder(store: impl LeaseStore, instance: impl Into<String>, address: InstanceId) -> LeaseBuilder {
-        LeaseBuilder::new(store, instance.into(), address)
+    pub fn builder(
+        store: impl LeaseStore,
+        instance: impl Into<String>,
+        address: impl Into<InstanceId>,
+    ) -> LeaseBuilder {
+        LeaseBuilder::new(store, instance.into(), address.into())
     }
 
     fn start(settings: LeaseBuilder) -> Result<Self, CampaignError> {
         let LeaseBuilder { store, instance, address, timing, drain, life } = settings;
         let (alive, pulse) = life::start(life, |source| CampaignError::Thread { source })?;
-        let claim = Claim::new(instance, address, nonce::fresh());
+        let claim = Claim::new(instance, address, nonce::fresh()).with_length(timing.length);
         let (commands, orders) = mpsc::unbounded_channel();
         let calls = TaskTracker::new();
         calls.close();

@@ -50,13 +50,15 @@ impl Published {
     /// The end: nothing is known any more, whatever the campaign still does.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
-        let unknown = |role: &mut Role| {
+        let mut before = None;
+        self.role.send_if_modified(|role| {
             let other = *role != Role::Unknown;
-            self.log(role, &Role::Unknown);
-            *role = Role::Unknown;
+            before = Some(std::mem::replace(role, Role::Unknown));
             other
-        };
-        self.role.send_if_modified(unknown);
+        });
+        if let Some(before) = before {
+            self.log(&before, &Role::Unknown);
+        }
         self.term.send_if_modified(|term| term.take().is_some());
     }
 
@@ -71,7 +73,8 @@ impl Published {
     }
 
     fn set_role(&self, new: Role) {
-        self.role.send_if_modified(|role| {
+        let mut before = None;
+        let changed = self.role.send_if_modified(|role| {
             if self.ended.load(Ordering::SeqCst) {
                 return false;
             }
@@ -80,14 +83,16 @@ impl Published {
                 (Role::Primary { token: old, .. }, Role::Primary { token, .. }) => old == token,
                 (old, new) => old == new,
             };
-            self.log(role, &new);
-            if !same && let Some(address) = self.namesake(&new) {
-                let instance = &self.instance;
-                tracing::warn!(%instance, %address, "the primary has this instance's name: it is an older process of this instance, or two instances were given one name");
-            }
-            *role = new;
+            before = Some(std::mem::replace(role, new.clone()));
             !same
         });
+        // Not under the lock: who writes the lines may want to know the role, or take its time.
+        let Some(before) = before.filter(|_| changed) else { return };
+        self.log(&before, &new);
+        if let Some(address) = self.namesake(&new) {
+            let instance = &self.instance;
+            tracing::warn!(%instance, %address, "the primary has this instance's name: it is an older process of this instance, or two instances were given one name");
+        }
     }
 
     /// Where a primary of the same name serves. At this instance's own address it is an older
@@ -123,6 +128,57 @@ impl Published {
 mod tests {
     use super::*;
     use crate::role::{FencingToken, Primary};
+
+    /// Asks for the role whenever a line is written.
+    struct Asks(Arc<Published>, std::sync::mpsc::Sender<Role>);
+
+    impl tracing::Subscriber for Asks {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.1.send(self.0.role().borrow().clone()).unwrap();
+        }
+
+        fn enter(&self, _: &tracing::span::Id) {}
+
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    #[test]
+    fn whoever_writes_the_lines_may_ask_for_the_role() {
+        let here = InstanceId::new("10.0.0.7", 1);
+        let published = Arc::new(Published::new("a".to_owned(), here));
+        let (lines, read) = std::sync::mpsc::channel();
+        let asks = Asks(published.clone(), lines);
+        let primary = Role::Primary { token: FencingToken::new(1), until: Instant::now() };
+        let elsewhere = Primary::new("a", InstanceId::new("10.0.0.8", 1), FencingToken::new(2));
+        let standby = Role::Standby { primary: Some(elsewhere) };
+        let roles = [primary.clone(), standby.clone(), primary.clone()];
+        // A thread of its own: it would hang.
+        std::thread::spawn(move || {
+            tracing::subscriber::with_default(asks, || {
+                roles.into_iter().for_each(|role| published.set_role(role));
+                published.end();
+            });
+        });
+        let mut seen = Vec::new();
+        // Became, lost, the namesake, became, lost.
+        for line in 0..5 {
+            let role = read.recv_timeout(std::time::Duration::from_secs(30));
+            seen.push(role.unwrap_or_else(|_| panic!("line {line} is written")));
+        }
+        assert_eq!(seen, [primary.clone(), standby.clone(), standby, primary, Role::Unknown]);
+    }
 
     #[test]
     fn a_primary_of_the_same_name_at_another_address_is_a_namesake() {

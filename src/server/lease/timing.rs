@@ -6,7 +6,7 @@ use super::CampaignError;
 
 /// What a lease's length may be. Below, a scheduler's ordinary delays look like deaths; above, it
 /// is no failover.
-const LENGTHS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(300);
+pub(super) const LENGTHS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(300);
 /// The clocks of two machines may run so much apart and still not meet: the margin is at least the
 /// length through this. Linux slews a clock by up to 0.05 % (`adjtimex(2)`), a crystal is off by 0.01 %.
 const MARGIN_PER_LENGTH: u32 = 100;

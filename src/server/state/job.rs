@@ -8,7 +8,10 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::error::{StateError, UpdateError};
+use super::{
+    contained::{Contained, contained},
+    error::{StateError, UpdateError},
+};
 
 /// An update or a read, applied in its turn and answered when the store has spoken.
 pub(super) enum Job<T> {
@@ -43,8 +46,8 @@ enum Applied<R, E> {
 pub(super) type Answer<R, E> = Result<Result<R, UpdateError<E>>, Box<dyn Any + Send>>;
 
 pub(super) struct Closure<F, R, E> {
-    closure: Option<F>,
-    applied: Option<Applied<R, E>>,
+    closure: Option<Contained<F>>,
+    applied: Option<Contained<Applied<R, E>>>,
     caller: oneshot::Sender<Answer<R, E>>,
 }
 
@@ -63,7 +66,7 @@ impl<T> Job<T> {
     pub(super) fn answer(self, stored: Result<Arc<T>, StateError>) {
         match self {
             // Nobody may wait for it any longer.
-            Self::Read(caller) => drop(caller.send(stored)),
+            Self::Read(caller) => contained(|| drop(caller.send(stored))),
             Self::Update(update) => update.answer(stored.map(drop)),
         }
     }
@@ -73,7 +76,7 @@ impl<T> Job<T> {
 
 impl<F, R, E> Closure<F, R, E> {
     pub(super) fn new(closure: F, caller: oneshot::Sender<Answer<R, E>>) -> Self {
-        Self { closure: Some(closure), applied: None, caller }
+        Self { closure: Some(Contained::new(closure)), applied: None, caller }
     }
 }
 
@@ -88,7 +91,7 @@ where
     }
 
     fn apply(&mut self, value: &mut T) -> bool {
-        let Some(closure) = self.closure.take() else { return false };
+        let Some(closure) = self.closure.take().map(Contained::into_inner) else { return false };
         // The value that a panic leaves behind is thrown away.
         let applied = match catch_unwind(AssertUnwindSafe(|| closure(value))) {
             Ok(Ok(result)) => Applied::Done(result),
@@ -96,25 +99,32 @@ where
             Err(panic) => Applied::Panicked(panic),
         };
         let done = matches!(applied, Applied::Done(_));
-        self.applied = Some(applied);
+        self.applied = Some(Contained::new(applied));
         done
     }
 
     fn undo(&mut self, error: StateError) {
-        self.applied = Some(Applied::Undone(error));
+        self.applied = Some(Contained::new(Applied::Undone(error)));
     }
 
     fn answer(self: Box<Self>, stored: Result<(), StateError>) {
-        let answer = match (self.applied, stored) {
+        let mut left = None;
+        let answer = match (self.applied.map(Contained::into_inner), stored) {
             (Some(Applied::Panicked(panic)), _) => Err(panic),
             // It has no part in what may be stored.
             (Some(Applied::Undone(error)), _) => Ok(Err(UpdateError::State(error))),
             (Some(Applied::Refused(error)), Ok(())) => Ok(Err(UpdateError::Refused(error))),
             (Some(Applied::Done(result)), Ok(())) => Ok(Ok(result)),
-            (_, Err(error)) => Ok(Err(UpdateError::State(error))),
+            (applied, Err(error)) => {
+                // Dropped when the caller has its answer.
+                left = applied.map(Contained::new);
+                Ok(Err(UpdateError::State(error)))
+            }
             (None, Ok(())) => Ok(Err(UpdateError::State(StateError::Overtaken))),
         };
-        // Nobody waits for it any longer.
-        let _ = self.caller.send(answer);
+        let caller = self.caller;
+        // Nobody may wait for it any longer.
+        contained(|| drop(caller.send(answer)));
+        drop(left);
     }
 }

@@ -9,6 +9,7 @@
 //! What waits while one write is under way makes up the next: so a thousand callers cost few
 //! writes, and each is answered only when the store has what it did.
 
+mod contained;
 mod error;
 mod job;
 #[cfg(test)]
@@ -89,7 +90,7 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
     ///
     /// Updates are applied in the order in which they were asked for, to the same copy; no other sees one
     /// that is not stored in the end. `change` runs within the state's task: it must not block.
-    /// A panic in it goes on in the caller.
+    /// A panic in it goes on in the caller; one in the drop of what it holds or gives ends there. Neither harms others.
     ///
     /// It waits for the store as long as the term lasts; give the call a deadline of your own.
     ///

@@ -1,3 +1,5 @@
+mod panics;
+
 use std::{
     collections::VecDeque,
     sync::atomic::{AtomicUsize, Ordering},

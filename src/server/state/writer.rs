@@ -20,6 +20,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
+    contained::{Contained, contained, dispose},
     error::StateError,
     job::{Job, Update},
 };
@@ -57,9 +58,12 @@ pub(super) struct Writer<T> {
 struct Loaded<T> {
     term: Arc<Term>,
     version: Version,
-    value: Arc<T>,
+    value: Contained<Arc<T>>,
     encoded: Bytes,
 }
+
+/// What a value has become, and the same encoded.
+type Next<T> = (Contained<Arc<T>>, Bytes);
 
 /// A panic of the value's own `Clone`, `Default`, `Serialize` or `Deserialize`.
 #[derive(Debug, thiserror::Error)]
@@ -164,8 +168,10 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
     }
 
     fn keep(&mut self, loaded: Loaded<T>) -> Arc<T> {
-        let value = loaded.value.clone();
-        *self.known.lock() = Some(value.clone());
+        let value = Arc::clone(&loaded.value);
+        let before = self.known.lock().replace(value.clone());
+        // Not under the lock: it may be the last that has it.
+        contained(|| drop(before));
         self.loaded = Some(loaded);
         value
     }
@@ -184,7 +190,7 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
             None => guarded(|| Ok(T::default())),
         };
         let not_decodable = |source| StateError::NotDecodable { key: self.key.clone(), source };
-        let value = Arc::new(value.map_err(not_decodable)?);
+        let value = Contained::new(Arc::new(value.map_err(not_decodable)?));
         Ok(Loaded { term: term.clone(), version, value, encoded: encoded.unwrap_or_default() })
     }
 
@@ -225,9 +231,9 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
     }
 
     /// Applies jobs in order, as many as there is time for: how many, and what comes of them.
-    fn apply_in_turn(&self, loaded: &Loaded<T>, jobs: &mut [Job<T>]) -> (usize, (Arc<T>, Bytes)) {
+    fn apply_in_turn(&self, loaded: &Loaded<T>, jobs: &mut [Job<T>]) -> (usize, Next<T>) {
         let begun = Instant::now();
-        let mut next = (loaded.value.clone(), loaded.encoded.clone());
+        let mut next = (Contained::new(Arc::clone(&loaded.value)), loaded.encoded.clone());
         let mut taken = 0;
         for job in jobs {
             if taken > 0 && begun.elapsed() >= BATCH_FOR {
@@ -247,7 +253,7 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
     async fn settle(
         &mut self,
         loaded: Loaded<T>,
-        (value, encoded): (Arc<T>, Bytes),
+        (value, encoded): Next<T>,
     ) -> Result<Loaded<T>, StateError> {
         let Loaded { term, version, encoded: before, .. } = loaded;
         let version = if encoded == before {
@@ -259,17 +265,17 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
     }
 
     /// The value after an update, unless that refused or cannot be stored.
-    fn apply(&self, value: &T, update: &mut dyn Update<T>) -> Option<(Arc<T>, Bytes)> {
+    fn apply(&self, value: &T, update: &mut dyn Update<T>) -> Option<Next<T>> {
         let applied = guarded(|| {
-            let mut next = value.clone();
+            let mut next = Contained::new(value.clone());
             if !update.apply(&mut next) {
                 return Ok(None);
             }
-            let encoded = serde_json::to_vec(&next)?;
+            let encoded = serde_json::to_vec(&*next)?;
             // What cannot be read back would be the end of the state: JSON writes NaN as null, for
             // example, and is read to a depth of 128 alone.
-            serde_json::from_slice::<T>(&encoded)?;
-            Ok(Some((encoded, next)))
+            drop(Contained::new(serde_json::from_slice::<T>(&encoded)?));
+            Ok(Some((encoded, Contained::new(Arc::new(next.into_inner())))))
         });
         let limit = self.store.value_limit();
         match applied {
@@ -277,7 +283,7 @@ impl<T: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static> 
                 update.undo(StateError::TooLarge { size: encoded.len(), limit });
                 None
             }
-            Ok(Some((encoded, next))) => Some((Arc::new(next), encoded.into())),
+            Ok(Some((encoded, next))) => Some((next, encoded.into())),
             Ok(None) => None,
             Err(source) => {
                 update.undo(StateError::NotEncodable { source });
@@ -357,7 +363,10 @@ fn guarded<T>(
     match catch_unwind(AssertUnwindSafe(make)) {
         Ok(Ok(made)) => Ok(made),
         Ok(Err(error)) => Err(Arc::new(error)),
-        Err(_) => Err(Arc::new(Panicked)),
+        Err(panic) => {
+            dispose(panic);
+            Err(Arc::new(Panicked))
+        }
     }
 }
 

@@ -39,6 +39,9 @@ pub struct Holder {
     pub primary: Primary,
     /// Of the process.
     pub nonce: Nonce,
+    /// Its lease's, by which it stops: nobody may take it over sooner. In whole milliseconds. `None`: it
+    /// did not say.
+    pub length: Option<Duration>,
 }
 
 /// A lease as it was at one moment.
@@ -68,6 +71,8 @@ pub struct Claim {
     pub address: InstanceId,
     /// Of this process.
     pub nonce: Nonce,
+    /// Of its lease, told again by [`Holder::length`]. Whole milliseconds are kept of it, rounded up.
+    pub length: Option<Duration>,
 }
 
 /// A term that this process has begun: what it shows to a store to be let in.
@@ -274,8 +279,22 @@ impl fmt::Debug for Nonce {
 impl Holder {
     /// `primary`, in the process of `nonce`.
     pub fn new(primary: Primary, nonce: Nonce) -> Self {
-        Self { primary, nonce }
+        Self { primary, nonce, length: None }
     }
+
+    /// As it is kept.
+    fn with_length_ms(self, length: Option<u64>) -> Self {
+        Self { length: length.map(Duration::from_millis), ..self }
+    }
+
+    fn length_ms(&self) -> Option<u64> {
+        self.length.map(in_ms)
+    }
+}
+
+/// Rounded up, so that nobody waits less.
+fn in_ms(length: Duration) -> u64 {
+    u64::try_from(length.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 impl LeaseRecord {
@@ -294,7 +313,19 @@ impl LeaseRecord {
 impl Claim {
     /// `instance`, which serves at `address`, in the process of `nonce`.
     pub fn new(instance: impl Into<String>, address: InstanceId, nonce: Nonce) -> Self {
-        Self { instance: instance.into(), address, nonce }
+        Self { instance: instance.into(), address, nonce, length: None }
+    }
+
+    /// Says how long the lease is.
+    #[must_use]
+    pub fn with_length(self, length: Duration) -> Self {
+        Self { length: Some(length), ..self }
+    }
+
+    /// The holder that this makes in the term of `token`.
+    pub(in crate::server) fn holder(&self, token: FencingToken) -> Holder {
+        let primary = Primary::new(&*self.instance, self.address.clone(), token);
+        Holder::new(primary, self.nonce.clone()).with_length_ms(self.length.map(in_ms))
     }
 }
 

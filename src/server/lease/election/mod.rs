@@ -10,6 +10,7 @@
 //! * A holder is primary until the lease's length, less the margin, has passed since *before* it sent
 //!   its last renewal that was answered. Then it is not, and renews on: once an answer comes that the
 //!   lease is still its own, it is primary again, in the same term.
+//! * What a standby waits is the holder's own length, which its record says.
 //! * A standby counts from when it *got* the answer that first showed what is there now, and only
 //!   while it is in contact. Whatever was renewed before that answer was sent before it too, so the
 //!   holder has stopped when the length has passed. After an outage it counts anew, which leaves the
@@ -32,7 +33,7 @@ use self::{
     holding::Holding,
     watching::{Refrain, Watching},
 };
-use super::timing::Timing;
+use super::timing::{LENGTHS, Timing};
 use crate::{
     role::{FencingToken, Role},
     server::store::{Claim, Holder, LeaseRecord, Nonce, StoreError, Term},
@@ -83,6 +84,8 @@ pub(super) struct Election<R> {
     highest: FencingToken,
     /// The last term that was given up, or that a read found to be ours and the store did not let be renewed.
     barren: Option<Term>,
+    /// How long the lease of the last holder was that was seen.
+    held_for: Option<Duration>,
     rng: R,
 }
 
@@ -103,6 +106,7 @@ impl<R: Rng> Election<R> {
             stand_back: None,
             highest: FencingToken::new(0),
             barren: None,
+            held_for: None,
             rng,
         }
     }
@@ -179,10 +183,12 @@ impl<R: Rng> Election<R> {
         let own = self.own_term(&record);
         if let Some(holder) = &record.holder {
             self.highest = self.highest.max(holder.primary.token);
+            self.held_for = Some(holder.length.unwrap_or(self.timing.length));
         }
         if self.others_have_spoken(&record) {
             self.stand_back = None;
         }
+        let length = self.length_of(&record);
         match (&mut self.stand, own) {
             (Stand::Holding(holding), Some(term)) if holding.term == term => {}
             (Stand::Holding(holding), Some(term)) if holding.term.token == term.token => {
@@ -191,11 +197,20 @@ impl<R: Rng> Election<R> {
             // It was not known that it is ours. Renewing it tells since when.
             (_, Some(term)) => self.hold(term, None, now),
             (Stand::Watching(watching), None) => {
-                let patience = self.timing.length + self.timing.least().mul_f64(self.rng.next_f64());
+                let patience = length + self.timing.least().mul_f64(self.rng.next_f64());
                 watching.saw(&self.timing, record, patience, now);
             }
             (Stand::Holding(_), None) => self.step_down(now),
         }
+    }
+
+    /// When so much has passed without a renewal, nobody is primary by this record. A holder goes by
+    /// its own length, whatever this instance's is. Where there is none the last one may not know yet.
+    fn length_of(&self, record: &LeaseRecord) -> Duration {
+        let (own, held_for) = (self.timing.length, self.held_for.unwrap_or(self.timing.length));
+        let length = if record.holder.is_some() { held_for } else { own.max(held_for) };
+        // What no lease can be is rubbish; it must not keep everybody waiting for ever.
+        length.clamp(*LENGTHS.start(), *LENGTHS.end())
     }
 
     fn on_acquired(&mut self, sent: Instant, now: Instant, acquired: Result<Term, StoreError>) {

@@ -31,7 +31,7 @@ const TRY_TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_millis(1
 ///
 /// | key | holds | flags |
 /// |---|---|---|
-/// | `<prefix>/lease/holder` | instance, address, nonce, token, whether released, in JSON | the token |
+/// | `<prefix>/lease/holder` | instance, address, nonce, token, the lease's length, whether released, in JSON | the token |
 /// | `<prefix>/lease/heartbeat` | something else at each renewal | the token |
 /// | `<prefix>/lease/term/<token>-<nonce>` | the instance; there is one such key, that of the term | the token |
 /// | `<prefix>/state/<key>` | a line `sequence <number>`, then the value as it is | the token of the term that wrote it |
@@ -87,8 +87,10 @@ pub struct ConsulLeaseStore {
     consul: ConsulClient,
     keys: Keys,
     try_timeout: Duration,
-    /// The highest token met.
+    /// The highest token met that has another above it.
     token: AtomicU64,
+    /// The key that was read last with the greatest number.
+    last: Mutex<Option<String>>,
     /// Of heartbeats written, so that each differs from the one before.
     beats: AtomicU64,
     /// The record that was read last by waiting, and what to wait beyond for another.
@@ -156,9 +158,12 @@ impl ConsulLeaseStore {
         self.keys.all()
     }
 
-    /// Remembers a token that was met.
+    /// Remembers a token that was met. The greatest number is none: when it has been repaired it is
+    /// as if it had never been.
     fn meet(&self, token: u64) {
-        self.token.fetch_max(token, Ordering::Relaxed);
+        if token < u64::MAX {
+            self.token.fetch_max(token, Ordering::Relaxed);
+        }
     }
 }
 
@@ -191,6 +196,7 @@ impl ConsulLeaseStoreBuilder {
             keys,
             try_timeout,
             token: AtomicU64::new(0),
+            last: Mutex::default(),
             beats: AtomicU64::new(0),
             watched: Mutex::default(),
         })

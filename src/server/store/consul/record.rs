@@ -26,6 +26,9 @@ struct HolderText {
     released: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     successor: Option<String>,
+    /// Not there in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    length_ms: Option<u64>,
 }
 
 /// A lease as its keys say, and the highest token in them.
@@ -33,6 +36,8 @@ struct HolderText {
 pub(super) struct Read {
     pub(super) record: LeaseRecord,
     pub(super) highest: u64,
+    /// The key with the greatest number, above which there is none.
+    pub(super) last: Option<String>,
 }
 
 /// Reads the keys of the lease. A holder that is not understood is none, nor is one whose
@@ -44,16 +49,19 @@ pub(super) fn read(keys: &Keys, entries: &[KvEntry]) -> Read {
     let mut record = LeaseRecord::empty();
     record.holder_version = version(holder);
     record.heartbeat_version = version(heartbeat);
-    let mut highest = highest(entries);
+    let (mut highest, mut last) = (highest(entries), last(entries));
     if let Some(text) = holder.and_then(text) {
         highest = highest.max(text.token);
+        if text.token == u64::MAX {
+            last = Some(keys.holder());
+        }
         record.holder = text.holder().filter(|it| find(&keys.term(it.primary.token, &it.nonce)).is_some());
         if record.holder.is_some() {
             record.released = text.released;
             record.successor = text.successor;
         }
     }
-    Read { record, highest }
+    Read { record, highest, last }
 }
 
 /// What the holder's key says, where it is understood.
@@ -70,17 +78,23 @@ pub(super) fn highest(entries: &[KvEntry]) -> u64 {
     entries.iter().map(|it| it.flags).max().unwrap_or_default()
 }
 
+/// A key whose flags are the greatest number.
+pub(super) fn last(entries: &[KvEntry]) -> Option<String> {
+    entries.iter().find(|it| it.flags == u64::MAX).map(|it| it.key.clone())
+}
+
 /// The holder's key while it holds the lease.
-pub(super) fn held(primary: &Primary, nonce: &Nonce) -> Vec<u8> {
-    written(primary, nonce, false, None)
+pub(super) fn held(holder: &Holder) -> Vec<u8> {
+    written(holder, false, None)
 }
 
 /// The holder's key when it has given the lease up.
 pub(super) fn released(holder: &Holder, successor: Option<&str>) -> Vec<u8> {
-    written(&holder.primary, &holder.nonce, true, successor)
+    written(holder, true, successor)
 }
 
-fn written(primary: &Primary, nonce: &Nonce, released: bool, successor: Option<&str>) -> Vec<u8> {
+fn written(holder: &Holder, released: bool, successor: Option<&str>) -> Vec<u8> {
+    let Holder { primary, nonce, .. } = holder;
     let text = HolderText {
         instance: primary.instance.clone(),
         address: primary.address.authority().to_owned(),
@@ -88,6 +102,7 @@ fn written(primary: &Primary, nonce: &Nonce, released: bool, successor: Option<&
         token: primary.token.get(),
         released,
         successor: successor.map(str::to_owned),
+        length_ms: holder.length_ms(),
     };
     serde_json::to_vec(&text).expect("strings and numbers are always JSON")
 }
@@ -98,7 +113,7 @@ impl HolderText {
     fn holder(&self) -> Option<Holder> {
         let address = address(&self.address)?;
         let primary = Primary::new(&*self.instance, address, FencingToken::new(self.token));
-        Some(Holder::new(primary, Nonce::new(&self.nonce)))
+        Some(Holder::new(primary, Nonce::new(&self.nonce)).with_length_ms(self.length_ms))
     }
 }
 
@@ -168,7 +183,7 @@ mod tests {
         #[test]
         fn what_somebody_else_wrote_is_no_panic(value: Vec<u8>, cut in 0..200_usize) {
             let _ = stored(&entry("k".to_owned(), &value, 0, 3));
-            let mut cut_off = held(&holder().primary, &holder().nonce);
+            let mut cut_off = held(&holder());
             cut_off.truncate(cut);
             for garbage in [value, cut_off] {
                 let read = read(&keys(), &entries(&garbage));
@@ -181,7 +196,7 @@ mod tests {
     #[test]
     fn a_holder_is_read_as_it_was_written() {
         let it = holder();
-        let read = read(&keys(), &entries(&held(&it.primary, &it.nonce)));
+        let read = read(&keys(), &entries(&held(&it)));
         let expected = LeaseRecord {
             holder: Some(it.clone()),
             holder_version: Version::new(11),
@@ -195,10 +210,22 @@ mod tests {
     }
 
     #[test]
+    fn a_length_is_kept_through_a_release_and_an_earlier_versions_record_says_none() {
+        let length = Some(std::time::Duration::from_millis(2_500));
+        let it = Holder { length, ..holder() };
+        for value in [held(&it), released(&it, None)] {
+            assert_eq!(read(&keys(), &entries(&value)).record.holder.unwrap().length, length);
+        }
+        let earlier =
+            br#"{"instance":"counter-a","address":"[::1]:50051","nonce":"n","token":7,"released":false}"#;
+        assert_eq!(read(&keys(), &entries(earlier)).record.holder, Some(holder()));
+    }
+
+    #[test]
     fn nobody_holds_what_is_not_there_or_not_understood_or_without_its_terms_key() {
         assert_eq!(read(&keys(), &[]).record, LeaseRecord::empty());
         let it = holder();
-        let good = held(&it.primary, &it.nonce);
+        let good = held(&it);
         for garbage in ["", "{}", "null", r#"{"instance":"a","address":"a","nonce":"n","token":7}"#] {
             let read = read(&keys(), &entries(garbage.as_bytes()));
             assert_eq!(

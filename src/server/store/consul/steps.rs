@@ -10,7 +10,7 @@ use crate::{
     consul::{
         BlockingIndex, KvAnswer, KvEntry, Objection, RegistryError, Txn, TxnAnswer, TxnError, Unanswered,
     },
-    role::{FencingToken, Primary},
+    role::FencingToken,
     server::store::{Claim, LeaseRecord, LeaseStore, StoreError, Stored, Term, Version, Write},
 };
 
@@ -37,13 +37,22 @@ impl ConsulLeaseStore {
         }
         let read = record::read(&self.keys, &answer.entries);
         self.meet(read.highest);
+        *self.last.lock() = read.last;
         Ok(read.record)
     }
 
     /// A token above all that are known.
     async fn next_token(&self, seen: &LeaseRecord) -> Result<FencingToken, StoreError> {
+        if let Some(key) = &*self.last.lock() {
+            return Err(no_token_above(key));
+        }
         match self.consul.kv_list(&self.keys.states(), None, self.try_timeout).await {
-            Ok(answer) => self.meet(record::highest(&answer.entries)),
+            Ok(answer) => {
+                if let Some(key) = record::last(&answer.entries) {
+                    return Err(no_token_above(&key));
+                }
+                self.meet(record::highest(&answer.entries));
+            }
             Err(error) => {
                 // Each write of the state was fenced by the token of a holder, and those grew.
                 let Some(holder) = &seen.holder else { return Err(outcome::unread(error)) };
@@ -54,15 +63,7 @@ impl ConsulLeaseStore {
             self.meet(holder.primary.token.get());
         }
         let highest = self.token.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| it.checked_add(1));
-        match highest {
-            Ok(highest) => Ok(FencingToken::new(highest + 1)),
-            Err(_) => Err(StoreError::Refused {
-                reason: format!(
-                    "a key below {} has the greatest number as its flags: no token is above it",
-                    self.prefix()
-                ),
-            }),
-        }
+        highest.map(|highest| FencingToken::new(highest + 1)).map_err(|_| no_token_above(&self.prefix()))
     }
 
     /// Something that the heartbeat has never held.
@@ -90,6 +91,17 @@ impl ConsulLeaseStore {
             Ok(TxnAnswer::Refused(errors)) => Err(outcome::refused(&errors, of_the_lease)),
             Err(failure) => Err(outcome::failed(failure)),
         }
+    }
+}
+
+fn no_token_above(key: &str) -> StoreError {
+    StoreError::Refused {
+        reason: format!(
+            "{key} has the greatest number, {}, as its token or its flags, and no token is above it; no lease comes so \
+             far by itself: repair it by hand (a lease's key may be deleted; a value is to be written again with the flags of \
+             a term that was, `consul kv put -flags=7 {key} @file`), and it goes on without a restart",
+            u64::MAX
+        ),
     }
 }
 
@@ -127,10 +139,10 @@ impl LeaseStore for ConsulLeaseStore {
     }
 
     async fn acquire(&self, seen: &LeaseRecord, claim: &Claim) -> Result<Term, StoreError> {
-        let Claim { instance, address, nonce } = claim;
+        let Claim { instance, nonce, .. } = claim;
         let token = self.next_token(seen).await?;
         let (holder, flags) = (self.keys.holder(), token.get());
-        let value = record::held(&Primary::new(instance, address.clone(), token), nonce);
+        let value = record::held(&claim.holder(token));
         let beat = self.beat(nonce.as_str());
         let mut txn = Txn::default().cas(&holder, seen.holder_version.get(), flags, &value).cas(
             self.keys.heartbeat(),

@@ -26,6 +26,9 @@ struct ClaimFile {
     instance: String,
     address: String,
     nonce: String,
+    /// Not there in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    length_ms: Option<u64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -33,6 +36,9 @@ struct HeartbeatFile {
     token: u64,
     /// Unlike any other of the term, so that equal files are the same renewal.
     beat: u64,
+    /// The term had begun when it was written: renewals say so, the first heartbeat does not.
+    #[serde(default)]
+    begun: bool,
 }
 
 /// What a release says.
@@ -79,6 +85,7 @@ pub(super) fn claim(token: u64, claim: &Claim) -> Vec<u8> {
         instance: claim.instance.clone(),
         address: claim.address.authority().to_owned(),
         nonce: claim.nonce.as_str().to_owned(),
+        length_ms: claim.holder(FencingToken::new(token)).length_ms(),
     })
 }
 
@@ -89,12 +96,18 @@ pub(super) fn holder(token: u64, content: &[u8]) -> Option<Holder> {
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let address = InstanceId::new(host, port.parse().ok()?);
     let primary = Primary::new(file.instance, address, FencingToken::new(token));
-    (file.token == token).then(|| Holder::new(primary, Nonce::new(&file.nonce)))
+    let holder = Holder::new(primary, Nonce::new(&file.nonce)).with_length_ms(file.length_ms);
+    (file.token == token).then_some(holder)
 }
 
-/// Of the renewal that is called `beat`.
-pub(super) fn heartbeat(token: u64, beat: u64) -> Vec<u8> {
-    json(&HeartbeatFile { token, beat })
+/// Of the renewal that is called `beat`, in a term that has begun or is about to.
+pub(super) fn heartbeat(token: u64, beat: u64, begun: bool) -> Vec<u8> {
+    json(&HeartbeatFile { token, beat, begun })
+}
+
+/// Whether a heartbeat proves that the term of `token` has begun.
+pub(super) fn proves_begun(token: u64, content: &[u8]) -> bool {
+    read(content).is_some_and(|file: HeartbeatFile| file.token == token && file.begun)
 }
 
 /// Of the end of a term, for `successor` first.
@@ -203,6 +216,16 @@ mod tests {
             assert_eq!(read.nonce, written.nonce);
             assert_eq!(holder(8, &claim(7, &Claim::new("a", read.primary.address, written.nonce))), None);
         }
+    }
+
+    #[test]
+    fn a_claim_of_an_earlier_version_is_read_and_says_no_length() {
+        let content = br#"{"token":7,"instance":"a","address":"10.0.0.7:1","nonce":"n"}"#;
+        assert_eq!(holder(7, content).unwrap().length, None);
+        let written = Claim::new("a", InstanceId::new("h", 1), Nonce::new("n"));
+        let exact = std::time::Duration::from_micros(2_000_001);
+        let read = holder(7, &claim(7, &written.with_length(exact))).unwrap();
+        assert_eq!(read.length, Some(std::time::Duration::from_millis(2_001)), "never less");
     }
 
     #[test]

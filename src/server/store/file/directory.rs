@@ -11,7 +11,7 @@ use std::{
 use std::sync::Arc;
 
 use super::{
-    error::{FileError, InvalidFileStore, Replaced},
+    error::{FileError, InvalidFileStore, NoFile, Replaced},
     names::{self, Listing},
 };
 
@@ -133,9 +133,14 @@ impl Directory {
         })
     }
 
-    /// The first `most` bytes of a file, or `None` where it is not there.
+    /// The first `most` bytes of a file, or `None` where it is not there. What is no file is not
+    /// opened: a FIFO would hold the thread until somebody writes into it.
     pub(super) fn read(&self, name: &str, most: usize) -> Result<Option<Vec<u8>>, FileError> {
         let read = self.call("read", name, |path| {
+            let kind = fs::metadata(path)?.file_type();
+            if !kind.is_file() {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, NoFile::of(kind)));
+            }
             let mut content = Vec::new();
             File::open(path)?.take(most as u64).read_to_end(&mut content)?;
             Ok(content)
@@ -147,8 +152,6 @@ impl Directory {
                 self.call("find", "", |path| fs::metadata(path).map(drop))?;
                 Ok(None)
             }
-            // Somebody has put a directory there.
-            Err(error) if error.kind() == io::ErrorKind::IsADirectory => Ok(Some(Vec::new())),
             Err(error) => Err(error),
         }
     }
@@ -196,7 +199,8 @@ impl Directory {
     /// Makes the names outlast a failing machine.
     pub(super) fn sync(&self) -> Result<(), FileError> {
         if self.durable {
-            self.call("sync", "", |path| File::open(path)?.sync_all())?;
+            // With a dot it is opened as a directory or not at all.
+            self.call("sync", "", |path| File::open(path.join("."))?.sync_all())?;
         }
         Ok(())
     }

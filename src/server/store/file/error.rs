@@ -1,6 +1,8 @@
 //! What goes wrong with a directory, and what it says about the step.
 
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+#[cfg(unix)]
+use std::os::unix::fs::FileTypeExt;
+use std::{fs::FileType, io, path::PathBuf, sync::Arc, time::Duration};
 
 use crate::server::store::StoreError;
 
@@ -60,6 +62,11 @@ pub(super) enum Late {
     Ended { path: PathBuf },
 }
 
+/// What stands in the place of a file.
+#[derive(Debug, thiserror::Error)]
+#[error("it is {0} and no file: remove it")]
+pub(super) struct NoFile(&'static str);
+
 /// A write that was overtaken by a claim.
 #[derive(Debug, thiserror::Error)]
 #[error("a later term was claimed, and its files do not say yet whether it goes on from this write")]
@@ -73,6 +80,23 @@ pub(super) struct Unsettled;
 )]
 pub(super) struct Replaced {
     pub(super) token: u64,
+}
+
+// === impl NoFile ===
+
+impl NoFile {
+    pub(super) fn of(kind: FileType) -> Self {
+        Self(match kind {
+            _ if kind.is_dir() => "a directory",
+            #[cfg(unix)]
+            _ if kind.is_fifo() => "a FIFO",
+            #[cfg(unix)]
+            _ if kind.is_socket() => "a socket",
+            #[cfg(unix)]
+            _ if kind.is_char_device() || kind.is_block_device() => "a device",
+            _ => "something else",
+        })
+    }
 }
 
 // === impl FileError ===
@@ -94,11 +118,15 @@ impl FileError {
 
     /// Of a call that leaves nothing behind when it fails, with nothing done before it.
     pub(super) fn undone(self) -> StoreError {
-        use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+        use io::ErrorKind::{InvalidData, PermissionDenied, ReadOnlyFilesystem};
         match self.kind() {
             PermissionDenied | ReadOnlyFilesystem => {
                 StoreError::Refused { reason: format!("{self}: {}", self.source) }
             }
+            InvalidData => StoreError::NotUnderstood {
+                place: self.path.display().to_string(),
+                reason: self.source.to_string(),
+            },
             _ => StoreError::Unavailable { source: Arc::new(self) },
         }
     }

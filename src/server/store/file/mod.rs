@@ -7,7 +7,7 @@
 //!  term-7       who claims term 7; finished and synced first, then linked: the first link wins
 //!  void-7       the claim was given up: the primary had renewed after all
 //!  state-7-key  a value, renamed into place; a new term begins with links to the last one's
-//!  heartbeat-7  the last renewal, renamed into place
+//!  heartbeat-7  the last renewal, renamed into place; all but the first say that the term has begun
 //!  start-7      all of the state is there; which term and which writes it is from
 //!  released-7   the term was given up
 //!
@@ -20,8 +20,10 @@
 //! that wakes up writes into its own old term, which nobody reads any more.
 //!
 //! A term counts from its `start` on, so a claimant that dies on the way leaves a claim over which
-//! the next goes on from the last term that has begun.
+//! the next goes on from the last term that has begun. Where somebody has deleted a `start`, a renewal, a release or a
+//! value written in the term prove that it has begun.
 
+mod base;
 mod contents;
 mod directory;
 mod error;
@@ -54,8 +56,9 @@ pub use self::error::InvalidFileStore;
 /// The directory is for one lease alone, and its files are for the store alone: to begin anew, end
 /// all processes and empty it. What is put there by others, cut or emptied never counts as a
 /// free lease: a claim that cannot be read is held by nobody known, and may be taken over when it has
-/// not changed for the lease's length; a value that cannot be read is an error that names its file,
-/// and is not replaced. All processes run as one user, since Linux lets nobody link
+/// not changed for the lease's length; a value that cannot be read, or that is missing where it must have been, is an
+/// error that names its file, and is not replaced. What is no file (a FIFO, a directory, a device) is not opened, and
+/// is such an error, too. All processes run as one user, since Linux lets nobody link
 /// others' files (`fs.protected_hardlinks`).
 ///
 /// Where the directory is away, or another one is in its place that has not the terms which this process has seen (what

@@ -22,6 +22,9 @@ pub(super) struct Listing {
     unfinished: Vec<(u64, String)>,
 }
 
+/// The last number that a term may have: none is in force from the greatest on, and each has one above it.
+pub(super) const LAST: u64 = u64::MAX - 1;
+
 /// The claim to a term: who holds it. Never changes.
 pub(super) fn claim(token: u64) -> String {
     format!("term-{token:020}")
@@ -116,7 +119,12 @@ impl Listing {
         self.terms.range(..token).rev().find(|term| !self.void.contains(term)).copied()
     }
 
-    /// The last term before `token` that has begun.
+    /// The terms before `token`, the last one first, without claims that were given up.
+    pub(super) fn terms_below(&self, token: u64) -> impl Iterator<Item = u64> {
+        self.terms.range(..token).rev().copied().filter(|term| !self.void.contains(term))
+    }
+
+    /// The last term before `token` that has begun, as names alone tell.
     pub(super) fn started_below(&self, token: u64) -> Option<u64> {
         self.started.range(..token).next_back().copied()
     }

@@ -1,7 +1,7 @@
 //! How terms begin, go on and end. Everything here blocks.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     io,
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -31,6 +31,8 @@ pub(super) struct Terms {
     claimed: Mutex<Option<Claimed>>,
     /// The last write of each value that may have been done.
     pub(super) attempted: Mutex<HashMap<String, Written>>,
+    /// In which term each value was last seen to be there.
+    pub(super) present: Mutex<HashMap<String, u64>>,
     #[cfg(test)]
     pub(super) without: Option<Rule>,
 }
@@ -70,6 +72,7 @@ impl Terms {
             beats: AtomicU64::new(0),
             claimed: Mutex::new(None),
             attempted: Mutex::new(HashMap::new()),
+            present: Mutex::new(HashMap::new()),
             #[cfg(test)]
             without: None,
         }
@@ -93,7 +96,10 @@ impl Terms {
             // that nobody has ever held.
             self.directory.replaced(seen)?;
         }
-        self.highest.fetch_max(listing.highest(), Ordering::Relaxed);
+        // A number above which there is none is nobody's: without its files it is as if it had never been.
+        if listing.highest() < names::LAST {
+            self.highest.fetch_max(listing.highest(), Ordering::Relaxed);
+        }
         Ok(listing)
     }
 
@@ -145,12 +151,19 @@ impl Terms {
         if !same(&now, seen) {
             return Err(StoreError::Superseded);
         }
-        let Some(token) = self.highest.load(Ordering::Relaxed).checked_add(1) else {
+        let highest = self.highest.load(Ordering::Relaxed).max(listing.highest());
+        if highest >= names::LAST {
             let directory = self.directory.path();
             return Err(StoreError::Refused {
-                reason: format!("{directory:?} has a file of the last possible term"),
+                reason: format!(
+                    "{directory:?} has a file with the number {highest}, above which there is none for a next term; no \
+                     lease comes so far by itself: remove the files of that number by hand, and it goes on without a restart"
+                ),
             });
-        };
+        }
+        let token = highest + 1;
+        // Nothing to go on from is found out before anything is claimed, so that tries leave no files.
+        self.base(&listing, token, FileError::undone)?;
         let content = contents::claim(token, claim);
         let file = self.directory.lasting(token, &content).map_err(FileError::undone)?;
         let name = names::claim(token);
@@ -197,8 +210,8 @@ impl Terms {
             file.link(&names::void(token)).map_err(FileError::perhaps_done)?;
             return Err(StoreError::Superseded);
         }
-        let base = self.adopt(token, listing)?;
-        let beat = contents::heartbeat(token, self.beat());
+        let base = self.adopt(token, &listing)?;
+        let beat = contents::heartbeat(token, self.beat(), false);
         let file = self.directory.passing(token, &beat).map_err(FileError::perhaps_done)?;
         file.rename(&names::heartbeat(token)).map_err(FileError::perhaps_done)?;
         let values = self.adopted(token)?;
@@ -212,40 +225,6 @@ impl Terms {
         }
         self.clear_away(&listing, token, base);
         Ok(())
-    }
-
-    /// Makes the values of the last term that has begun the values of this one, too, and says
-    /// which term that was. A file never changes, so another name is as good as a copy.
-    fn adopt(&self, token: u64, first: Listing) -> Result<Option<u64>, StoreError> {
-        // A file that is replaced while names are read may be missed in one reading. Each process of
-        // an earlier term replaces one more file at the most after the claim.
-        let second = self.look().map_err(FileError::perhaps_done)?;
-        let base = if self.keeps(Rule::GoOnFromBegun) {
-            second.started_below(token)
-        } else {
-            second.in_force_below(token)
-        };
-        let Some(base) = base else { return Ok(None) };
-        for key in first.keys(base).chain(second.keys(base)) {
-            let (from, to) = (names::state(base, key), names::state(token, key));
-            self.directory.link(&from, &to).map_err(FileError::perhaps_done)?;
-        }
-        self.directory.sync().map_err(FileError::perhaps_done)?;
-        Ok(Some(base))
-    }
-
-    /// Which writes the values are from that the term begins with.
-    fn adopted(&self, token: u64) -> Result<BTreeMap<String, Written>, StoreError> {
-        let listing = self.look().map_err(FileError::perhaps_done)?;
-        let mut values = BTreeMap::new();
-        for key in listing.keys(token) {
-            let head = self.directory.read(&names::state(token, key), contents::LONGEST_HEAD);
-            let head = head.map_err(FileError::perhaps_done)?.unwrap_or_default();
-            if let Ok(written) = contents::written(&head) {
-                values.insert(key.to_owned(), written);
-            }
-        }
-        Ok(values)
     }
 
     fn clear_away(&self, listing: &Listing, token: u64, base: Option<u64>) {
@@ -304,7 +283,7 @@ impl Terms {
             return Err(StoreError::Superseded);
         }
         self.has_begun(&listing, term)?;
-        let beat = contents::heartbeat(token, self.beat());
+        let beat = contents::heartbeat(token, self.beat(), true);
         let file = self.directory.passing(token, &beat).map_err(FileError::undone)?;
         match file.rename(&names::heartbeat(token)) {
             Ok(()) => {}

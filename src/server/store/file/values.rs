@@ -44,12 +44,24 @@ impl Terms {
         let name = names::state(token, key);
         let content =
             self.directory.read(&name, LONGEST_VALUE + LONGEST_HEAD + 1).map_err(FileError::undone)?;
-        let Some(content) = content else { return Ok(None) };
+        let Some(content) = content else { return self.never_written(token, key).map(|()| None) };
+        self.present.lock().insert(key.to_owned(), token);
         let stored = contents::stored(content).map_err(|reason| StoreError::NotUnderstood {
             place: self.directory.place(&name).display().to_string(),
             reason: reason.to_owned(),
         })?;
         Ok(Some(stored))
+    }
+
+    /// That a value which is not there never was: somebody may have deleted it.
+    fn never_written(&self, token: u64, key: &str) -> Result<(), StoreError> {
+        let start = self.started_with(token, FileError::undone)?;
+        let began_with = start.is_some_and(|start| start.values.contains_key(key));
+        if began_with || self.present.lock().get(key) == Some(&token) {
+            let name = names::state(token, key);
+            return Err(self.spoilt(&name, &format!("it is missing, though term {token} has it")));
+        }
+        Ok(())
     }
 
     /// Writes the value of the term.
@@ -62,6 +74,22 @@ impl Terms {
             _ if again => StoreError::Unanswered { source: Arc::new(error) },
             _ => error,
         })
+    }
+
+    /// What was found of a value, unless it was cleared away by a later term's holder.
+    fn unless_over(
+        &self,
+        term: &Term,
+        write: &Write,
+        written: Written,
+        error: StoreError,
+    ) -> Result<Version, StoreError> {
+        let listing = self.look().map_err(FileError::undone)?;
+        match self.goes_on(&listing, term).map_err(FileError::undone)? {
+            true => Err(error),
+            false if self.was_attempted(&write.key, written) => self.settle(term, &write.key, written),
+            false => Err(StoreError::Superseded),
+        }
     }
 
     fn was_attempted(&self, key: &str, written: Written) -> bool {
@@ -83,9 +111,10 @@ impl Terms {
             return self.settle(term, &write.key, written);
         }
         self.has_begun(&listing, term)?;
-        let version = match self.value(token, &write.key)? {
-            Some(stored) => stored.version,
-            None => Version::ABSENT,
+        let version = match self.value(token, &write.key) {
+            Ok(Some(stored)) => stored.version,
+            Ok(None) => Version::ABSENT,
+            Err(error) => return self.unless_over(term, write, written, error),
         };
         if version != write.expected {
             // Perhaps it is this very write, sent before: its name must outlast the machine before
@@ -103,6 +132,7 @@ impl Terms {
             }
             Err(error) => return Err(error.of_the_deed()),
         }
+        self.present.lock().insert(write.key.clone(), token);
         self.directory.sync().map_err(FileError::perhaps_done)?;
         if !self.keeps(Rule::LookAfterWriting) {
             return Ok(contents::value_version(written));

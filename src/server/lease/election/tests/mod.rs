@@ -615,6 +615,39 @@ fn a_record_that_is_not_understood_is_replaced_after_the_length() {
 }
 
 #[test]
+fn a_standby_waits_by_the_holders_length_whatever_its_own() {
+    // 2 s is its own.
+    for (length, waited) in [
+        (Some(5_000), 5_000),
+        (Some(1_000), 1_000),
+        (None, 2_000),
+        (Some(1_000_000), 300_000),
+        (Some(0), 100),
+    ] {
+        let mut bench = Bench::new();
+        let other = claim("b", "its");
+        let other = match length {
+            Some(ms) => other.with_length(Duration::from_millis(ms)),
+            None => other,
+        };
+        bench.model.acquire(&LeaseRecord::empty(), &other).unwrap();
+        assert_eq!(bench.primary_at(400_000), waited, "{length:?}");
+    }
+}
+
+#[test]
+fn where_the_record_is_gone_the_last_holders_length_is_waited() {
+    for (length, at) in [(5_000, 5_400), (1_000, 2_400)] {
+        let mut bench = Bench::new();
+        let other = claim("b", "its").with_length(Duration::from_millis(length));
+        bench.model.acquire(&LeaseRecord::empty(), &other).unwrap();
+        bench.run_until(300);
+        bench.model.lose();
+        assert_eq!(bench.primary_at(10_000), at);
+    }
+}
+
+#[test]
 fn a_holder_is_not_shown_its_own_record_as_another() {
     let holder = Holder::new(
         Primary::new("a", InstanceId::new("127.0.0.1", 1), FencingToken::new(1)),

@@ -1,8 +1,8 @@
 //! A store in memory that keeps the contract of `LeaseStore`, one step at a time.
 
 use crate::{
-    role::{FencingToken, Primary},
-    server::store::{Claim, Holder, LeaseRecord, StoreError, Term, Version},
+    role::FencingToken,
+    server::store::{Claim, LeaseRecord, StoreError, Term, Version},
 };
 
 #[derive(Clone, Debug)]
@@ -36,10 +36,9 @@ impl Model {
         let held = self.record.holder.as_ref().map_or(0, |it| it.primary.token.get());
         self.tokens = if self.counts { self.tokens.max(held) + 1 } else { 1 };
         let token = FencingToken::new(self.tokens);
-        let primary = Primary::new(&claim.instance, claim.address.clone(), token);
         let holder_version = self.version();
         self.record = LeaseRecord {
-            holder: Some(Holder::new(primary, claim.nonce.clone())),
+            holder: Some(claim.holder(token)),
             released: false,
             successor: None,
             holder_version,
