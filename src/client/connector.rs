@@ -15,6 +15,7 @@ use std::{
 };
 
 use http::Uri;
+use hyper::rt::{Read, Write};
 use hyper_util::client::legacy::connect::HttpConnector;
 use tokio::time::timeout;
 use tonic::{
@@ -88,20 +89,51 @@ fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::
     last
 }
 
+/// What reaches an address: TCP, but for tests.
+pub(crate) trait Network:
+    Service<Uri, Response: Read + Write + Send + Unpin, Error: Into<NetworkError>, Future: Send>
+    + Clone
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+type NetworkError = Box<dyn std::error::Error + Send + Sync>;
+
+impl<N> Network for N where
+    N: Service<Uri, Response: Read + Write + Send + Unpin, Error: Into<NetworkError>, Future: Send>
+        + Clone
+        + Send
+        + Sync
+        + 'static
+{
+}
+
 /// Connects tonic channels.
-pub(crate) struct TonicConnector {
+pub(crate) struct TonicConnector<N = HttpConnector> {
     options: Arc<ServiceOptions>,
+    network: N,
 }
 
 impl TonicConnector {
     pub(crate) fn new(options: Arc<ServiceOptions>) -> Self {
-        Self { options }
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_nodelay(true);
+        Self::over(http, options)
+    }
+}
+
+impl<N: Network> TonicConnector<N> {
+    pub(crate) fn over(network: N, options: Arc<ServiceOptions>) -> Self {
+        Self { options, network }
     }
 
     fn dial(&self, instance: Arc<Instance>, link: Arc<Link>) -> BoxFuture<Result<Endpoint, ConnectError>> {
-        let endpoint = self.endpoint(&instance);
+        let (endpoint, network) = (self.endpoint(&instance), self.network.clone());
         Box::pin(async move {
-            let connector = OneShot { link: Some(link.clone()) };
+            let connector = OneShot { network, link: Some(link.clone()) };
             let channel = endpoint?.connect_with_connector(connector).await.map_err(ConnectError::Connect)?;
             check(channel.clone()).await?;
             Ok(Endpoint::new(instance, channel, link))
@@ -135,7 +167,7 @@ impl TonicConnector {
     }
 }
 
-impl Connector for TonicConnector {
+impl<N: Network> Connector for TonicConnector<N> {
     fn connect(&self, instance: Arc<Instance>, link: Arc<Link>) -> BoxFuture<Result<Endpoint, ConnectError>> {
         let within = self.options.connect_timeout;
         let dial = self.dial(instance, link);
@@ -214,7 +246,8 @@ fn came_over_the_wire(status: &Status) -> bool {
 }
 
 /// Connects once. Later calls fail: the channel above is spent.
-struct OneShot {
+struct OneShot<N> {
+    network: N,
     link: Option<Arc<Link>>,
 }
 
@@ -230,23 +263,20 @@ impl fmt::Display for Spent {
 
 impl std::error::Error for Spent {}
 
-impl Service<Uri> for OneShot {
-    type Response = WatchedIo;
-    type Error = Box<dyn std::error::Error + Send + Sync>;
-    type Future = BoxFuture<Result<WatchedIo, Self::Error>>;
+impl<N: Network> Service<Uri> for OneShot<N> {
+    type Response = WatchedIo<N::Response>;
+    type Error = NetworkError;
+    type Future = BoxFuture<Result<Self::Response, Self::Error>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Poll::Ready(Ok(()))
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.network.poll_ready(cx).map_err(Into::into)
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let link = self.link.take();
+        let connecting = self.link.take().map(|link| (self.network.call(uri), link));
         Box::pin(async move {
-            let link = link.ok_or(Spent)?;
-            let mut http = HttpConnector::new();
-            http.enforce_http(false);
-            http.set_nodelay(true);
-            Ok(WatchedIo::new(http.call(uri).await?, link))
+            let (connecting, link) = connecting.ok_or(Spent)?;
+            Ok(WatchedIo::new(connecting.await.map_err(Into::into)?, link))
         })
     }
 }

@@ -8,8 +8,6 @@ use std::{
 };
 
 use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 
 use super::{endpoint::Link, report::LossCause};
 
@@ -22,15 +20,15 @@ use super::{endpoint::Link, report::LossCause};
 /// lie unread; h2 then gives the connection up, and nobody learns that the
 /// calls never ran. So a write to a closed peer counts as done, for it makes no
 /// difference, and the reads, which end soon, decide what became of the calls.
-pub(crate) struct WatchedIo {
-    io: TokioIo<TcpStream>,
+pub(crate) struct WatchedIo<I> {
+    io: I,
     link: Arc<Link>,
     /// The peer has closed: what is written goes nowhere.
     deaf: bool,
 }
 
-impl WatchedIo {
-    pub(crate) fn new(io: TokioIo<TcpStream>, link: Arc<Link>) -> Self {
+impl<I> WatchedIo<I> {
+    pub(crate) fn new(io: I, link: Arc<Link>) -> Self {
         Self { io, link, deaf: false }
     }
 
@@ -52,13 +50,13 @@ fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset)
 }
 
-impl Drop for WatchedIo {
+impl<I> Drop for WatchedIo<I> {
     fn drop(&mut self) {
         self.link.lose(LossCause::Closed);
     }
 }
 
-impl Read for WatchedIo {
+impl<I: Read + Unpin> Read for WatchedIo<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -68,7 +66,7 @@ impl Read for WatchedIo {
     }
 }
 
-impl Write for WatchedIo {
+impl<I: Write + Unpin> Write for WatchedIo<I> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         if self.deaf {
             return Poll::Ready(Ok(buf.len()));
@@ -107,16 +105,17 @@ impl Write for WatchedIo {
 mod tests {
     use std::{future::poll_fn, time::Duration};
 
+    use hyper_util::rt::TokioIo;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
-        net::TcpListener,
+        net::{TcpListener, TcpStream},
         sync::mpsc,
         time::timeout,
     };
 
     use super::*;
 
-    async fn write(io: &mut TokioIo<WatchedIo>) {
+    async fn write(io: &mut TokioIo<WatchedIo<TokioIo<TcpStream>>>) {
         timeout(Duration::from_secs(20), io.write_all(b"more"))
             .await
             .expect("never blocks")
