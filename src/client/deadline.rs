@@ -30,6 +30,11 @@ impl Deadline {
         Self { at: now + after, explicit: explicit.is_some() }
     }
 
+    /// As good as none.
+    pub(crate) fn none(now: Instant) -> Self {
+        Self { at: now + FOR_EVER, explicit: false }
+    }
+
     /// Bounded by what the options say of the method: the sooner of the two
     /// holds, and takes the default's place (service_config.proto, `timeout`).
     pub(crate) fn within(self, timeout: Option<Duration>, now: Instant) -> Self {

@@ -105,3 +105,43 @@ pub(crate) struct FleetWithout {
     /// What is ejected is taken out of use.
     pub(crate) removal: bool,
 }
+
+/// What makes a call keep its promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallMechanism {
+    /// It ends at its deadline.
+    Deadline,
+    /// A response that stops without a status is cut, and did not end well.
+    Ending,
+    /// What may have run is resent only where it is safe.
+    Safety,
+    /// Only what is proven to have never left counts as that.
+    Proof,
+    /// What may have run, and is safe, is resent.
+    Replay,
+    /// A call is sent only so often.
+    Cap,
+    /// What may have run is resent within the budget.
+    Budget,
+    /// What was refused is resent unpaid only once.
+    RefusedOnce,
+}
+
+/// What calls leave out. Nothing, where there are no tests.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CallWithout {
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) off: Option<CallMechanism>,
+}
+
+impl CallWithout {
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) fn lacks(self, mechanism: CallMechanism) -> bool {
+        self.off == Some(mechanism)
+    }
+
+    #[cfg(not(any(test, feature = "testkit")))]
+    pub(crate) fn lacks(self, _: CallMechanism) -> bool {
+        false
+    }
+}

@@ -24,6 +24,7 @@ use super::{
     details,
     error::{CallError, CallErrorKind},
     headers::{GRPC_STATUS, find},
+    mechanisms::CallMechanism,
     outcome,
 };
 use crate::{NotPrimary, PrimaryLost};
@@ -203,7 +204,7 @@ impl HttpBody for WatchedBody {
                 }
                 this.fail(CallErrorKind::ResponseCut, Some(Arc::new(status)))
             }
-            Poll::Ready(None) if !this.has_status => {
+            Poll::Ready(None) if !this.has_status && !live.context.lacks(CallMechanism::Ending) => {
                 // hyper takes a stream that was reset with NO_ERROR or CANCEL for one that ended well.
                 this.fail(CallErrorKind::ResponseCut, Some(Arc::new(NoEnd)))
             }

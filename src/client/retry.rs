@@ -6,7 +6,10 @@ use parking_lot::Mutex;
 use tonic::{Code, Status};
 use tower::util::rng::{HasherRng, Rng};
 
-use super::policy::{Backoff, Budget, Pushback, RetryRules};
+use super::{
+    mechanisms::{CallMechanism, CallWithout},
+    policy::{Backoff, Budget, Pushback, RetryRules},
+};
 use crate::NotPrimary;
 
 /// The attempts of one call.
@@ -74,11 +77,12 @@ impl Tries {
 pub(crate) struct Retry {
     pub(crate) budget: Budget,
     rng: Mutex<HasherRng>,
+    without: CallWithout,
 }
 
 impl Retry {
-    pub(crate) fn new(budget: Budget) -> Self {
-        Self { budget, rng: Mutex::new(HasherRng::new()) }
+    pub(crate) fn new(budget: Budget, without: CallWithout) -> Self {
+        Self { budget, rng: Mutex::new(HasherRng::new()), without }
     }
 
     /// The wait before the call is sent again, or `None` where it is not. Takes
@@ -91,8 +95,11 @@ impl Retry {
         replayable: bool,
         tries: &mut Tries,
     ) -> Option<Duration> {
-        let resendable = replayable && tries.sends() < rules.sends;
-        if tries.is_unseen(setback) {
+        let lacks = |mechanism| self.without.lacks(mechanism);
+        let capped = |count: u32, cap: u32| count >= cap && !lacks(CallMechanism::Cap);
+        let resendable = replayable && !capped(tries.sends(), rules.sends);
+        let forgetful = setback == Setback::Refused && lacks(CallMechanism::RefusedOnce);
+        if tries.is_unseen(setback) || forgetful {
             return resendable.then(|| self.pace(tries.sends()));
         }
         let (meant, pushback) = match setback {
@@ -105,8 +112,9 @@ impl Retry {
         let resend = meant
             && pushback != Pushback::Never
             && resendable
-            && tries.counted + 1 < rules.attempts
-            && self.budget.pay();
+            && !capped(tries.counted + 1, rules.attempts)
+            && !lacks(CallMechanism::Replay)
+            && (self.budget.pay() || lacks(CallMechanism::Budget));
         if !resend {
             return None;
         }

@@ -21,6 +21,7 @@ use crate::{
         endpoint::Endpoint,
         error::{CallError, CallErrorKind},
         latecomers::Latecomers,
+        mechanisms::CallMechanism,
         methods::Method,
         outcome::{self, Proof},
         policy::{HedgeRules, Rules},
@@ -70,7 +71,7 @@ impl CallContext {
     }
 
     pub(super) fn is_safe(&self) -> bool {
-        self.method.safe
+        self.method.safe || self.lacks(CallMechanism::Safety)
     }
 
     pub(super) fn has_unary_response(&self) -> bool {
@@ -111,6 +112,11 @@ impl CallContext {
 
     pub(crate) fn failures_to_eject(&self) -> u32 {
         self.shared.options.failures_to_eject
+    }
+
+    /// Whether a test has switched it off.
+    pub(crate) fn lacks(&self, mechanism: CallMechanism) -> bool {
+        self.shared.without.lacks(mechanism)
     }
 
     /// Tells the hook of one failed attempt.
@@ -267,13 +273,15 @@ impl CallContext {
             None if verdict.timed_out => {}
             None => endpoint.link().failed(self.failures_to_eject()),
         }
-        let setback = match verdict.proof {
+        let unproven = verdict.proof == Proof::MayHaveRun && self.lacks(CallMechanism::Proof);
+        let proof = if unproven { Proof::NeverSent } else { verdict.proof };
+        let setback = match proof {
             _ if verdict.timed_out => None,
             Proof::NeverSent => Some(Setback::NeverSent),
             Proof::Refused => Some(Setback::Refused),
             Proof::MayHaveRun => Some(Setback::Lost),
         };
-        let kind = match verdict.proof {
+        let kind = match proof {
             _ if verdict.timed_out => CallErrorKind::DeadlineExceeded,
             _ if cut => CallErrorKind::ResponseCut,
             Proof::NeverSent => CallErrorKind::NeverSent,

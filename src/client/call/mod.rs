@@ -40,6 +40,7 @@ use super::{
     head::Head,
     hook::CallFailure,
     latecomers::Latecomers,
+    mechanisms::{CallMechanism, CallWithout},
     methods::Methods,
     options::ServiceOptions,
     primary::Lookout,
@@ -81,6 +82,7 @@ pub(crate) struct CallShared {
     /// The worker has been told that a caller starves, and has not answered yet.
     pub(crate) starving: Arc<AtomicBool>,
     pub(crate) latecomers: Arc<Latecomers>,
+    pub(crate) without: CallWithout,
 }
 
 impl CallShared {
@@ -190,7 +192,10 @@ impl Call {
     /// `timeout` is what the options say of the deadline; the caller has not told
     /// the server of it.
     fn outgoing(&mut self, timeout: Option<Duration>) -> Outgoing<'_> {
-        let deadline = self.deadline.within(timeout, self.since);
+        let mut deadline = self.deadline.within(timeout, self.since);
+        if self.shared.without.lacks(CallMechanism::Deadline) {
+            deadline = Deadline::none(self.since);
+        }
         let untold = timeout.is_some();
         Outgoing { head: &mut self.head, since: self.since, deadline, untold, waited: false }
     }

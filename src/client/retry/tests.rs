@@ -7,11 +7,11 @@ const LOST: Setback = Setback::Lost;
 const BUSY: Setback = Setback::Status(Code::Unavailable, Pushback::Unsaid);
 
 fn retry() -> Retry {
-    Retry::new(Budget::share(0.0, 1))
+    Retry::new(Budget::share(0.0, 1), CallWithout::default())
 }
 
 fn throttled(max_tokens: u32) -> Retry {
-    Retry::new(Budget::tokens(Throttling { max_tokens, token_ratio: 1.0 }))
+    Retry::new(Budget::tokens(Throttling { max_tokens, token_ratio: 1.0 }), CallWithout::default())
 }
 
 fn rules(policy: RetryPolicy) -> RetryRules {

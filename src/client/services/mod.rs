@@ -2,18 +2,14 @@
 
 mod builder;
 mod runtime;
+mod start;
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{
     runtime::Handle,
-    sync::{broadcast, mpsc, oneshot, watch},
+    sync::{broadcast, oneshot},
 };
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -23,28 +19,23 @@ use tower::util::rng::{HasherRng, Rng};
 use tracing::Instrument;
 
 pub use self::builder::ServicesBuilder;
+pub(crate) use self::start::Start;
 use super::{
-    admission::Admission,
-    balance::Picker,
     binding::Binding,
     call::CallShared,
     connector::TonicConnector,
     datacenters::Fallback,
     error::{BuildError, UnknownService, UpdateError},
-    event::{self, FailoverEvent},
+    event::FailoverEvent,
     fleet::{Ejection, Settings},
     handle::GrpcClient,
-    latecomers::Latecomers,
-    mechanisms::FleetWithout,
+    mechanisms::{CallWithout, FleetWithout},
     methods::Methods,
     options::ServiceOptions,
-    primary::Lookout,
     registry::Registry,
     report::Report,
     resolver::ResolverSettings,
-    retry::Retry,
-    status::ServiceStatus,
-    worker::{Others, Parts, Publisher, Sources, Worker},
+    worker::{Others, Sources},
 };
 
 /// One or several services of any [`Registry`], with a connection to each kept
@@ -202,56 +193,29 @@ impl Services {
         let parts = &self.inner.parts;
         let options = slot.options.clone();
         let service: Arc<str> = options.name.as_str().into();
-        let (reporter, reports) = mpsc::unbounded_channel();
-        let (binding_tx, binding) = watch::channel(Binding::default());
-        let (status_tx, status) = watch::channel(ServiceStatus::at_start(service.clone()));
-        let events = event::channel();
-        let (reach_tx, reach) = watch::channel(Vec::new());
-        let starving = Arc::new(AtomicBool::new(false));
-        let latecomers = Latecomers::new(&parts.runtime);
-        let lookout = options.primary_only.then(|| Lookout::new(reporter.clone()));
-        let shared = Arc::new(CallShared {
-            options: options.clone(),
-            methods: slot.methods.clone(),
-            picker: Picker::new(options.policy, HasherRng::new().next_u64()),
-            admission: Admission::new(&options.traffic),
-            lookout: lookout.clone(),
-            retry: Retry::new(options.budget()),
-            binding,
-            reach,
-            status,
-            reports: reporter.clone(),
-            starving: starving.clone(),
-            latecomers: latecomers.clone(),
-        });
-        let weak_events = events.downgrade();
+        let span = tracing::info_span!("service", name = %service);
         // A child: shutting all down ends every service.
         let closed = self.inner.closed.child_token();
-        let guard = closed.clone().drop_guard();
-        let span = tracing::info_span!("service", name = %service);
-        let ends = Parts {
+        let start = Start {
             connector: Arc::new(TonicConnector::new(options.clone())),
+            methods: slot.methods.clone(),
             settings: self.fleet_settings(&options),
             sources: Sources::new(
-                service.clone(),
+                service,
                 slot.registry.clone(),
                 slot.others.clone(),
                 parts.settings.resolver.clone(),
             ),
-            publisher: Publisher::new(service, binding_tx, status_tx, events),
+            lots: HasherRng::new().next_u64(),
+            fallback: parts.fallback.clone(),
+            runtime: &parts.runtime,
+            without: CallWithout::default(),
             options,
-            reporter,
-            reports,
-            reach: reach_tx,
-            starving,
-            lookout,
         };
-        let ticker = closed.clone().run_until_cancelled_owned(latecomers.run());
-        let worker = async move { Worker::new(ends).run(closed).await };
+        let (running, worker, ticker) = start.prepare(closed);
         self.inner.tasks.spawn_on(worker.instrument(span), &parts.runtime);
         self.inner.tasks.spawn_on(ticker, &parts.runtime);
-        let lifetime = Arc::new(Lifetime { _guard: guard, _fallback: parts.fallback.clone() });
-        Running { shared, events: weak_events, lifetime }
+        running
     }
 
     fn fleet_settings(&self, options: &ServiceOptions) -> Settings {
