@@ -63,6 +63,8 @@ mod socket;
 #[cfg(feature = "testkit")]
 mod stages;
 mod status;
+#[cfg(test)]
+mod tests;
 mod traffic;
 mod weights;
 mod worker;
