@@ -135,7 +135,7 @@ pub(crate) async fn rate(store: &str, world: &World) {
 }
 
 /// What each acknowledged increment took, all of them within `since`.
-pub(crate) fn print_rate(store: &str, took: &mut Vec<Duration>, since: Duration) {
+pub(crate) fn print_rate(store: &str, took: &mut [Duration], since: Duration) {
     took.sort();
     let at = |part: usize| took.get(took.len() * part / 100).copied().unwrap_or_default();
     println!(
