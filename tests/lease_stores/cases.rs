@@ -159,14 +159,14 @@ pub(crate) async fn a_release_names_its_successor(place: &dyn Place) {
 
 pub(crate) async fn a_holders_length_is_kept_and_may_be_missing(place: &dyn Place) {
     let (one, other) = (place.open(), place.open());
-    let length = Some(Duration::from_millis(2_500));
+    let length = Duration::from_millis(2_500);
     let told = async || other.read().await.unwrap().holder.unwrap().length;
-    let first = take(&*one, &claim("counter-a").with_length(length.unwrap())).await;
-    assert_eq!(told().await, length);
+    let first = take(&*one, &claim("counter-a").with_length(length)).await;
+    assert_eq!(told().await, Some(length));
     one.renew(&first).await.unwrap();
-    assert_eq!(told().await, length);
+    assert_eq!(told().await, Some(length));
     one.release(&first, None).await.unwrap();
-    assert_eq!(told().await, length);
+    assert_eq!(told().await, Some(length));
     // As an earlier version writes it.
     take(&*other, &claim("counter-b")).await;
     assert_eq!(told().await, None);
