@@ -6,9 +6,10 @@
 use std::{env, time::Duration};
 
 use rustix::process::Signal;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::{
+    common::SOON,
     faults::{Fault, strike},
     history::{Broken, Kind as Of, Op, judge},
     workload::Workload,
@@ -115,15 +116,24 @@ async fn without_fencing_a_paused_primary_loses_what_was_acknowledged() {
     world.start_both().await;
     let client = world.client();
     let workload = Workload::start(&client.channel, &[Of::Add; 8]);
-    for _ in 0..3 {
-        workload.go_on_for(50).await;
-        let primary = world.until_primary().await;
-        world.signal(primary, Signal::STOP);
-        world.backend(A + B - primary).says("became PRIMARY").await;
-        workload.go_on_for(50).await;
-        world.signal(primary, Signal::CONT);
-        world.backend(primary).says("lost primary role").await;
-    }
+    // Whether it is paused in the middle of a write is chance, so until it was.
+    let lost = async {
+        loop {
+            workload.go_on_for(50).await;
+            let primary = world.until_primary().await;
+            let other = A + B - primary;
+            world.signal(primary, Signal::STOP);
+            world.backend(other).says("became PRIMARY").await;
+            workload.go_on_for(50).await;
+            world.signal(primary, Signal::CONT);
+            world.backend(primary).says("lost primary role").await;
+            let acknowledged = workload.acknowledged();
+            if world.ask(other, &Ask::Get).await.is_ok_and(|it| it.value < acknowledged) {
+                return;
+            }
+        }
+    };
+    timeout(4 * SOON, lost).await.expect("a primary is paused in the middle of its work");
     workload.go_on_for(50).await;
     let ops = workload.stop().await;
     let primary = world.until_primary().await;
