@@ -131,7 +131,8 @@ pub(crate) async fn rate(store: &str, world: &World) {
     sleep(STEADY).await;
     let ops = workload.stop().await;
     let acknowledged = ops.iter().filter(|op| op.ack.is_some());
-    print_rate(store, &mut acknowledged.map(|op| op.ended - op.began).collect(), began.elapsed());
+    let mut took: Vec<_> = acknowledged.map(|op| op.ended - op.began).collect();
+    print_rate(store, &mut took, began.elapsed());
 }
 
 /// What each acknowledged increment took, all of them within `since`.

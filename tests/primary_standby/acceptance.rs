@@ -177,7 +177,7 @@ async fn by_hand_two_instances_on_one_host_count_and_refuse() {
         assert_eq!(said.trim(), format!(r#"{{"counter":{value},"instance":"counter-a"}}"#));
     }
     let (done, said) = demo(None, &["call", "--at", &b]).await;
-    assert!(!done && said.contains("NOT_PRIMARY; counter-a at 127.0.0.1:"), "{said}");
+    assert!(!done && said.contains("NOT_PRIMARY: the primary is counter-a at 127.0.0.1:"), "{said}");
     // Each instance names itself in its access log.
     world.backend(A).says("counter-a: POST /counter.v1.Counter/Increment answered").await;
     world.backend(B).says("counter-b: POST /counter.v1.Counter/Increment Unavailable").await;
