@@ -153,7 +153,9 @@ fn primary_of(service: &str, deadline: Duration) -> Result<ConsulService, Failur
 /// In the origin's words, where it is no more than the standby's answer.
 fn refused(status: &Status) -> Failure {
     match NotPrimary::of(status) {
-        Some(NotPrimary { primary: Some(primary), .. }) => format!("NOT_PRIMARY: the primary is {primary}").into(),
+        Some(NotPrimary { primary: Some(primary), .. }) => {
+            format!("NOT_PRIMARY: the primary is {primary}").into()
+        }
         Some(_) => "NOT_PRIMARY".into(),
         None => {
             let told = format!("{:?}: {}", status.code(), status.message());
