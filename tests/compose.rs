@@ -28,6 +28,8 @@ const COMMAND: Duration = Duration::from_secs(120);
 /// From an action until the client's log shows what follows from it. Consul asks a container
 /// that is gone for 10 s before it calls it critical.
 const FOLLOWS: Duration = Duration::from_secs(60);
+/// So that compose knows the second walk's services.
+const PROFILE: [&str; 2] = ["--profile", "primary-standby"];
 /// Calls that may fail in all. Only a killed backend costs any, those that it had taken and that
 /// may not be run twice; the client has few under way at a time.
 const LOST: u32 = 5;
@@ -50,7 +52,8 @@ async fn the_client_in_compose_follows_its_backends_through_stop_kill_and_restar
 
 async fn walk_through(compose: &Compose) {
     // What a run that was killed has left behind.
-    compose.run(&["down", "--volumes", "--remove-orphans", "--timeout", "1"], COMMAND).await;
+    let down = ["down", "--volumes", "--remove-orphans", "--timeout", "1"];
+    compose.run(&[&PROFILE[..], &down].concat(), COMMAND).await;
 
     // Pulls the images that files name, or makes stand-ins where that cannot be.
     step("base images", run(Command::new("scripts/stand-in-images"), BUILD)).await;
@@ -84,6 +87,34 @@ async fn walk_through(compose: &Compose) {
     let sums = lines.iter().rev().find(|line| line.contains("ended (")).expect("the client's sums");
     say(format_args!("    client: {sums}"));
     assert!(failed(sums) <= LOST, "more calls failed than one kill explains:\n{}", lines.join("\n"));
+    walk_through_primary_standby(compose).await;
+}
+
+/// The second walk in the file, on the same Consul.
+async fn walk_through_primary_standby(compose: &Compose) {
+    let up = async |services: &[&str]| {
+        compose.run(&[&PROFILE[..], &["up", "--detach"], services].concat(), COMMAND).await;
+    };
+    step("a primary, and its client", up(&["primary-a", "primary-client"])).await;
+    compose.says("primary-a", "became PRIMARY", 1).await;
+    step("a standby", up(&["primary-b"])).await;
+    compose.says("primary-b", "standby of counter-a", 1).await;
+
+    step("kill the primary", compose.run(&[&PROFILE[..], &["kill", "primary-a"]].concat(), COMMAND)).await;
+    step("the standby is primary", compose.says("primary-b", "became PRIMARY", 1)).await;
+    step("start the other", compose.run(&[&PROFILE[..], &["start", "primary-a"]].concat(), COMMAND)).await;
+    compose.says("primary-a", "standby of counter-b", 1).await;
+
+    let hand_over = ["run", "--rm", "-T", "primary-client", "hand-over", "--to", "counter-a"];
+    let said = step("hand over", compose.run(&[&PROFILE[..], &hand_over].concat(), COMMAND)).await;
+    assert!(said.contains("counter-a is primary"), "{said}");
+    compose.says("primary-a", "became PRIMARY", 2).await;
+
+    compose.run(&[&PROFILE[..], &["stop", "primary-client"]].concat(), COMMAND).await;
+    let log = compose.log("primary-client").await;
+    let sums = log.lines().rev().find(|line| line.contains("ended (")).expect("the client's sums");
+    say(format_args!("    client: {sums}"));
+    assert_eq!(failed(sums), 0, "a primary's death costs a client time, and no call:\n{log}");
 }
 
 #[test]
@@ -125,8 +156,7 @@ struct Compose {
 
 impl ClientLog<'_> {
     async fn lines(&self) -> Vec<String> {
-        let log = self.compose.run(&["logs", "--no-color", "--no-log-prefix", "client"], COMMAND).await;
-        log.lines().map(str::to_owned).collect()
+        self.compose.log("client").await.lines().map(str::to_owned).collect()
     }
 
     /// Only what comes from now on counts.
@@ -207,6 +237,25 @@ impl Compose {
         run(self.command(args), patience).await
     }
 
+    /// What a service has printed, of whichever profile.
+    async fn log(&self, service: &str) -> String {
+        self.run(&[&PROFILE[..], &["logs", "--no-color", "--no-log-prefix", service]].concat(), COMMAND).await
+    }
+
+    /// Waits until a service has said `words` so many times.
+    async fn says(&self, service: &str, words: &str, times: usize) {
+        let mut log = String::new();
+        let said = timeout(FOLLOWS, async {
+            while log.matches(words).count() < times {
+                sleep(LOOK).await;
+                log = self.log(service).await;
+            }
+        });
+        if said.await.is_err() {
+            panic!("{service} does not say {words:?} ({times}) within {FOLLOWS:?}; it said:\n{log}");
+        }
+    }
+
     /// Waits until `server` knows `instance` as passing in `datacenter`.
     async fn passing(&self, server: &str, datacenter: &str, instance: &str) {
         let question = format!("/v1/health/service/counter?passing&dc={datacenter}");
@@ -242,12 +291,13 @@ impl Drop for Compose {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The last word of each, for whoever reads the failure.
-            if let Ok(Output { stdout, .. }) = self.command(&["logs", "--no-color", "--tail", "25"]).output()
-            {
+            let logs = ["logs", "--no-color", "--tail", "25"];
+            if let Ok(Output { stdout, .. }) = self.command(&[&PROFILE[..], &logs].concat()).output() {
                 say(String::from_utf8_lossy(&stdout));
             }
         }
-        let down = self.command(&["down", "--volumes", "--remove-orphans", "--timeout", "1"]).output();
+        let down = ["down", "--volumes", "--remove-orphans", "--timeout", "1"];
+        let down = self.command(&[&PROFILE[..], &down].concat()).output();
         if !down.is_ok_and(|output| output.status.success()) {
             say(format_args!("could not take down the compose project {}", self.project));
         }

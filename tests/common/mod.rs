@@ -157,6 +157,15 @@ impl Backend {
         }
     }
 
+    /// What it has written and nobody has read.
+    pub(crate) async fn last_words(&mut self) -> Vec<String> {
+        let mut words = Vec::new();
+        while let Ok(Ok(Some(line))) = timeout(Duration::from_millis(200), self.lines.next_line()).await {
+            words.push(line);
+        }
+        words
+    }
+
     /// SIGKILL, and waits for the end.
     pub(crate) async fn kill(&mut self) {
         self.child.kill().await.unwrap();

@@ -58,7 +58,7 @@ async fn mixed(kind: Kind, faults: &[Fault], seconds: u64) -> Option<Outcome> {
             bag.extend_from_slice(faults);
         }
         let fault = bag.swap_remove(chance.below(bag.len()));
-        workload.go_on_for(20).await;
+        world.goes_on(&workload).await;
         let primary = world.until_primary().await;
         // Mostly the primary; the standby's faults must cost nobody anything.
         let victim = if chance.below(4) == 0 { A + B - primary } else { primary };
@@ -67,7 +67,7 @@ async fn mixed(kind: Kind, faults: &[Fault], seconds: u64) -> Option<Outcome> {
         strike(&mut world, fault, victim, pause).await;
         struck += 1;
     }
-    workload.go_on_for(20).await;
+    world.goes_on(&workload).await;
     let ops = workload.stop().await;
     let primary = world.until_primary().await;
     let counted = world.ask(primary, &Ask::Get).await.unwrap().value;

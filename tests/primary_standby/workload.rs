@@ -74,13 +74,19 @@ impl Workload {
     }
 
     pub(crate) async fn go_on_for_within(&self, more: u64, bound: Duration) {
+        timeout(bound, self.acknowledges(more)).await.expect("requests are acknowledged again");
+    }
+
+    /// Whether so many more are acknowledged soon.
+    pub(crate) async fn goes_on(&self, more: u64) -> bool {
+        timeout(SOON, self.acknowledges(more)).await.is_ok()
+    }
+
+    async fn acknowledges(&self, more: u64) {
         let goal = self.acknowledged() + more;
-        let wait = async {
-            while self.acknowledged() < goal {
-                sleep(Duration::from_millis(5)).await;
-            }
-        };
-        timeout(bound, wait).await.expect("requests are acknowledged again");
+        while self.acknowledged() < goal {
+            sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Stops calling, when every request under way has its end.

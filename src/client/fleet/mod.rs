@@ -299,9 +299,12 @@ impl<C: Clone> Fleet<C> {
         self.ready(|_| true)
     }
 
-    /// Nothing is connected that any registry lists.
+    /// Nothing is connected that any registry lists; or, where calls go to the primary alone, no primary:
+    /// whoever was ejected may be the one by now, and nobody else can take its calls.
     fn is_starving(&self) -> bool {
-        !self.tiers.iter().any(Tier::has_ready)
+        let has_primary =
+            || self.tiers.iter().flat_map(|it| it.members.values()).any(|it| it.preferred && it.is_ready());
+        !self.tiers.iter().any(Tier::has_ready) || self.settings.primary_only && !has_primary()
     }
 
     /// Everything connected, given up.

@@ -738,3 +738,31 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn without_a_primary_whoever_was_ejected_is_soon_tried_again_for_it_may_be_the_one() {
+    let mut bench = Bench::new(Settings { primary_only: true, ..settings() }, 0);
+    bench.list(0, &["a", "b"]);
+    bench.settle(&[]);
+    let id = |name: &str| Instance::new(name, name, 1, "dc1").id;
+    bench.fleet.prefer(Some(&id("a")));
+    let b = bench.conn("b");
+    // Ejected so often that its rest is a long one.
+    for _ in 0..12 {
+        let conn = bench.conn("b");
+        bench.fleet.eject(|it| *it == conn, "silent".into(), 0.5, bench.now);
+        bench.now += ms(60_000);
+        bench.settle(&[]);
+    }
+    assert_ne!(bench.conn("b"), b);
+    let conn = bench.conn("b");
+    bench.fleet.eject(|it| *it == conn, "silent".into(), 0.5, bench.now);
+    bench.now += ms(600);
+    assert!(bench.plan().dial.is_empty(), "the primary is there: the other is left alone");
+    bench.fleet.prefer(None);
+    let dialled: Vec<_> = bench.plan().dial.into_iter().map(|it| it.key.id).collect();
+    assert_eq!(dialled, [id("b")], "nobody is known to be the primary");
+    bench.fleet.prefer(Some(&id("b")));
+    let again = bench.plan().dial;
+    assert!(again.is_empty(), "one attempt at a time: {again:?}");
+}
