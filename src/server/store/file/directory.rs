@@ -30,6 +30,10 @@ pub(super) struct Directory {
     stage: Option<Arc<dyn Stage>>,
 }
 
+/// How often a directory is tried out whose files are cleared away meanwhile. Our choice: each time takes the
+/// beginning of another term.
+const TRIES: u32 = 10;
+
 /// What tells a directory from any other that comes to have its name: device and inode.
 type Identity = (u64, u64);
 
@@ -75,12 +79,28 @@ impl Directory {
             }
             Err(source) => return Err(InvalidFileStore::NotADirectory { path: path(), source }),
         }
-        let unusable = |error: FileError| InvalidFileStore::Unusable { path: path(), source: error.into() };
+        let mut tries = TRIES;
+        loop {
+            match self.write_and_link() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && tries > 1 => tries -= 1,
+                tried => {
+                    return tried
+                        .map_err(|error| InvalidFileStore::Unusable { path: path(), source: error.into() });
+                }
+            }
+        }
+    }
+
+    /// Not found is what whoever has just begun a term has cleared away meanwhile.
+    fn write_and_link(&self) -> Result<(), FileError> {
         // Numbered like a term's before any, so that it is cleared away if this process dies here.
-        let file = self.passing(0, b"").map_err(unusable)?;
+        let file = self.passing(0, b"")?;
         let linked = self.unused_name(0);
-        file.link(&linked).map_err(unusable)?;
-        self.remove(&linked).map_err(unusable)
+        file.link(&linked)?;
+        match self.remove(&linked) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn path(&self) -> &Path {

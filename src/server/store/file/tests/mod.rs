@@ -5,6 +5,7 @@
 //! reordered or returning write shows. Time is counted in system calls.
 
 mod process;
+mod try_out;
 mod world;
 
 use std::{collections::BTreeMap, io, sync::Arc};
