@@ -162,7 +162,8 @@ impl ServiceOptions {
     ///
     /// A call that is refused has not run. Whatever its method, it waits for a primary until its deadline and
     /// is sent there; its caller sees nothing of it. While no primary is known, one call at a time tries the
-    /// instances in turn, each at most once in 50 to 100 ms, and the others wait for what it finds. Where none
+    /// instances in turn, each at most once in 50 to 100 ms, and the others wait for what it finds; an instance
+    /// that was ejected is connected again after 500 ms at most, for it may be the one by now. Where none
     /// is found in time, the call fails with DEADLINE_EXCEEDED and
     /// [`CallErrorKind::NoPrimary`](super::CallErrorKind::NoPrimary). A request is kept until it is answered,
     /// one that is streamed while it is sent, up to [`replay_limit`](Self::replay_limit), which is 4 MiB then; one
