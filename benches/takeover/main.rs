@@ -33,6 +33,9 @@ use scenes::{Strike, Taken};
 use tonic_failover::testkit::{ConsulCluster, ConsulProcess, Ports};
 use world::{Kind, TAKEOVER, World};
 
+/// What a primary that leaves in order is to cost at most, in the median.
+const PLANNED: Duration = Duration::from_millis(100);
+
 fn main() {
     let runs = option("--runs", 100);
     let chosen = |name: &str| env::args().skip_while(|arg| arg != name).nth(1);
@@ -112,14 +115,27 @@ fn row(store: &str, strike: Strike, taken: &[Taken]) {
     println!("{}", line(&format!("{store}: {}", strike.name()), taken));
     let most = taken.iter().map(|it| it.after.saturating_sub(it.stall)).max().unwrap_or_default();
     report::bar(&format!("{store}: {}, without the stall, ms", strike.name()), ms(most), ms(TAKEOVER));
+    if strike == Strike::Terminate {
+        report::bar(&format!("{store}: SIGTERM, median, ms"), ms(median(taken)), ms(PLANNED));
+    }
+}
+
+fn sorted(taken: &[Taken]) -> Vec<Duration> {
+    let mut after: Vec<_> = taken.iter().map(|it| it.after).collect();
+    after.sort();
+    after
+}
+
+fn median(taken: &[Taken]) -> Duration {
+    let after = sorted(taken);
+    after.get(after.len() / 2).copied().unwrap_or_default()
 }
 
 fn line(name: &str, taken: &[Taken]) -> String {
-    let mut after: Vec<_> = taken.iter().map(|it| it.after).collect();
-    after.sort();
+    let after = sorted(taken);
     let stall = taken.iter().map(|it| it.stall).max().unwrap_or_default();
     let (Some(least), Some(most)) = (after.first(), after.last()) else { return format!("{name} | 0") };
-    let mid = after[after.len() / 2];
+    let mid = median(taken);
     format!(
         "{name} | {} | {:.0} ({:.0}..{:.0}) | {:.0}",
         after.len(),

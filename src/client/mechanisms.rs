@@ -130,17 +130,17 @@ pub(crate) enum CallMechanism {
 /// What calls leave out. Nothing, where there are no tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CallWithout {
-    #[cfg(any(test, feature = "testkit"))]
+    #[cfg(test)]
     pub(crate) off: Option<CallMechanism>,
 }
 
 impl CallWithout {
-    #[cfg(any(test, feature = "testkit"))]
+    #[cfg(test)]
     pub(crate) fn lacks(self, mechanism: CallMechanism) -> bool {
         self.off == Some(mechanism)
     }
 
-    #[cfg(not(any(test, feature = "testkit")))]
+    #[cfg(not(test))]
     pub(crate) fn lacks(self, _: CallMechanism) -> bool {
         false
     }

@@ -13,7 +13,7 @@ use crate::{
     faults::{Fault, strike},
     history::{Broken, Kind as Of, Op, judge},
     workload::Workload,
-    world::{A, Ask, B, Kind, World},
+    world::{A, Ask, B, Kind, NAMES, World},
 };
 
 /// Eight callers, as many of each kind.
@@ -37,6 +37,20 @@ fn number(variable: &str) -> Option<u64> {
     env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 
+/// Waits until callers go on; tells what each instance says of itself where they do not.
+async fn goes_on(world: &mut World, workload: &Workload) {
+    if workload.goes_on(20).await {
+        return;
+    }
+    for who in [A, B] {
+        eprintln!("{} answers {:?}", NAMES[who], world.ask(who, &Ask::Get).await);
+        if let Some(backend) = &mut world.backends[who] {
+            backend.last_words().await.iter().for_each(|line| eprintln!("    {line}"));
+        }
+    }
+    panic!("requests are not acknowledged again");
+}
+
 struct Outcome {
     ops: Vec<Op>,
     counted: u64,
@@ -58,7 +72,7 @@ async fn mixed(kind: Kind, faults: &[Fault], seconds: u64) -> Option<Outcome> {
             bag.extend_from_slice(faults);
         }
         let fault = bag.swap_remove(chance.below(bag.len()));
-        world.goes_on(&workload).await;
+        goes_on(&mut world, &workload).await;
         let primary = world.until_primary().await;
         // Mostly the primary; the standby's faults must cost nobody anything.
         let victim = if chance.below(4) == 0 { A + B - primary } else { primary };
@@ -67,7 +81,7 @@ async fn mixed(kind: Kind, faults: &[Fault], seconds: u64) -> Option<Outcome> {
         strike(&mut world, fault, victim, pause).await;
         struck += 1;
     }
-    world.goes_on(&workload).await;
+    goes_on(&mut world, &workload).await;
     let ops = workload.stop().await;
     let primary = world.until_primary().await;
     let counted = world.ask(primary, &Ask::Get).await.unwrap().value;

@@ -17,7 +17,6 @@ use tonic_failover::{
 use crate::{
     common::{self, Backend, SOON, proxy::Proxy},
     history::Ack,
-    workload::Workload,
 };
 
 /// What is promised: a crash is taken over within this.
@@ -214,21 +213,6 @@ impl World {
             }
         };
         timeout(SOON, wait).await.expect("somebody becomes primary")
-    }
-
-    /// Waits until callers go on; what each instance says of itself where they do not.
-    #[allow(dead_code, reason = "the bench does without")]
-    pub(crate) async fn goes_on(&mut self, workload: &Workload) {
-        if workload.goes_on(20).await {
-            return;
-        }
-        for who in [A, B] {
-            eprintln!("{} answers {:?}", NAMES[who], self.ask(who, &Ask::Get).await);
-            if let Some(backend) = &mut self.backends[who] {
-                backend.last_words().await.iter().for_each(|line| eprintln!("    {line}"));
-            }
-        }
-        panic!("requests are not acknowledged again");
     }
 
     /// A client that goes to the primary only, whatever it is kept alive by.

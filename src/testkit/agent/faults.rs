@@ -199,8 +199,9 @@ impl<'a> Faults<'a> {
 
     /// Takes so many connections and resets what comes above them, instead of
     /// Consul's 200. All that are there are cut first, and with them the queries that
-    /// wait. A query whose client has gone counts until its wait is over, as with a real one. A real one closes what comes above; a client sees a reset or an end then,
-    /// as chance will have it, and here always the reset.
+    /// wait. A query whose client has gone counts until its wait is over, as with a real one.
+    /// A real one closes what comes above; a client sees a reset or an end then, as chance
+    /// will have it, and here always the reset.
     pub fn limit_connections(&self, most: usize) -> Switch {
         self.on(Effect::Connections(most))
     }
