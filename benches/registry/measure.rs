@@ -20,8 +20,9 @@ const ROUNDS_WITHIN: Duration = Duration::from_secs(25);
 /// The services that are changed in turn, so that churn need not be waited for.
 const CHANGED: usize = 4;
 /// The time between two changes of one service: longer than two of the steps in which
-/// churn is followed.
-const BETWEEN: Duration = Duration::from_millis(600);
+/// churn is followed, and than it takes with a thousand services until one is given a
+/// seat whose read has found a change.
+const BETWEEN: Duration = Duration::from_millis(1500);
 /// How many services without a long poll are changed.
 const UNWATCHED: usize = 16;
 
@@ -114,67 +115,76 @@ impl std::fmt::Display for Spread {
     }
 }
 
-/// Takes the bound instance of each of `clients` out again and again, one after the
-/// other: how long until a bare blocking query has the news, until the service is
-/// bound elsewhere, and how much later that is, in ms.
+/// Changes each of `clients` again and again, each on its own and one as often as the other.
 async fn changes(
     registry: &Registry,
     clients: &[GrpcClient],
     connections: &mut Connections,
 ) -> Result<Vec<[f64; 3]>, Box<dyn std::error::Error>> {
-    let mut times = Vec::new();
-    let mut last: Vec<Option<Instant>> = vec![None; clients.len()];
+    // The first change may find a service without a long poll; then it has one, and keeps it.
+    let of_one = clients.iter().enumerate().map(async |(service, client)| {
+        change(registry, client, service).await?;
+        let (mut times, begun) = (Vec::new(), Instant::now());
+        while times.len() < ROUNDS / clients.len() && begun.elapsed() < ROUNDS_WITHIN {
+            times.push(change(registry, client, service).await?);
+        }
+        Ok::<_, Box<dyn std::error::Error>>(times)
+    });
+    let counts = async {
+        loop {
+            connections.count();
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let all: Vec<Result<_, _>> = tokio::select! {
+        all = join_all(of_one) => all,
+        () = counts => unreachable!("it has no end"),
+    };
+    Ok(all.into_iter().collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+/// Takes the bound instance of a service out, and brings it back: how long until a bare
+/// blocking query has the news, until the service is bound elsewhere, and how much later
+/// that is, in ms.
+async fn change(
+    registry: &Registry,
+    client: &GrpcClient,
+    service: usize,
+) -> Result<[f64; 3], Box<dyn std::error::Error>> {
+    let mut bindings = client.subscribe();
+    until(client, |status| status.datacenters[0].known == INSTANCES && status.datacenters[0].ready > 1).await;
+    sleep(BETWEEN).await;
+    let bound = bindings.borrow_and_update().instance().ok_or("nothing is bound")?.clone();
+    let instance: usize = bound.name.rsplit('-').next().ok_or("no name")?.parse()?;
+    let path = format!("/v1/health/service/s-{service}?passing&stale");
+    let index = registry.get(&path).await?.headers["x-consul-index"].to_str()?.to_owned();
+    let waits = tokio::spawn({
+        let (registry, path) = (registry.clone(), format!("{path}&index={index}&wait=60s"));
+        async move {
+            let answer = registry.get_within(&path, Duration::from_secs(70)).await;
+            (Instant::now(), answer.is_ok_and(|it| it.status.is_success()))
+        }
+    });
+    // It is on its way, and then it waits.
+    sleep(Duration::from_millis(30)).await;
+    let out = json!({"Node": format!("n-{instance}"), "ServiceID": id(service, instance)}).to_string();
     let begun = Instant::now();
-    // The first change may find a service without a long poll; then it keeps one.
-    for round in 0..clients.len() + ROUNDS {
-        if begun.elapsed() > ROUNDS_WITHIN && !times.is_empty() {
-            break;
-        }
-        let service = round % clients.len();
-        let client = &clients[service];
-        let mut bindings = client.subscribe();
-        until(client, |status| status.datacenters[0].known == INSTANCES && status.datacenters[0].ready > 1)
-            .await;
-        if let Some(last) = last[service] {
-            tokio::time::sleep_until(last + BETWEEN).await;
-        }
-        let bound = bindings.borrow_and_update().instance().ok_or("nothing is bound")?.clone();
-        let instance: usize = bound.name.rsplit('-').next().ok_or("no name")?.parse()?;
-        let path = format!("/v1/health/service/s-{service}?passing&stale");
-        let index = registry.get(&path).await?.headers["x-consul-index"].to_str()?.to_owned();
-        let waits = tokio::spawn({
-            let (registry, path) = (registry.clone(), format!("{path}&index={index}&wait=60s"));
-            async move {
-                let answer = registry.get_within(&path, Duration::from_secs(70)).await;
-                (Instant::now(), answer.is_ok_and(|it| it.status.is_success()))
-            }
-        });
-        // It is on its way, and then it waits.
-        sleep(Duration::from_millis(30)).await;
-        let out = json!({"Node": format!("n-{instance}"), "ServiceID": id(service, instance)}).to_string();
-        let begun = Instant::now();
-        let binding = async {
-            bindings.wait_for(|it| it.instance().is_some_and(|it| it.name != bound.name)).await.map(drop)?;
-            Ok::<_, tokio::sync::watch::error::RecvError>(Instant::now())
-        };
-        let (done, bound_at, woken) =
-            tokio::join!(registry.put("/v1/catalog/deregister", out), binding, waits);
-        done?;
-        let (woken_at, good) = woken?;
-        if !good {
-            return Err("the bare query was not answered".into());
-        }
-        let [woken, rebound] = [woken_at, bound_at?].map(|it| (it - begun).as_secs_f64() * 1e3);
-        if round >= clients.len() {
-            times.push([woken, rebound, rebound - woken]);
-        }
-        connections.count();
-        let back = json!({"Node": format!("n-{instance}"), "Address": "127.0.0.1", "SkipNodeUpdate": true,
-            "Service": record(service, instance, bound.id.authority().rsplit(':').next().ok_or("no port")?.parse()?)});
-        put(registry, "/v1/catalog/register", &back).await?;
-        last[service] = Some(Instant::now());
+    let binding = async {
+        bindings.wait_for(|it| it.instance().is_some_and(|it| it.name != bound.name)).await.map(drop)?;
+        Ok::<_, tokio::sync::watch::error::RecvError>(Instant::now())
+    };
+    let (done, bound_at, woken) = tokio::join!(registry.put("/v1/catalog/deregister", out), binding, waits);
+    done?;
+    let (woken_at, good) = woken?;
+    if !good {
+        return Err("the bare query was not answered".into());
     }
-    Ok(times)
+    let port = bound.id.authority().rsplit(':').next().ok_or("no port")?.parse()?;
+    let back = json!({"Node": format!("n-{instance}"), "Address": "127.0.0.1", "SkipNodeUpdate": true,
+        "Service": record(service, instance, port)});
+    put(registry, "/v1/catalog/register", &back).await?;
+    let [woken, rebound] = [woken_at, bound_at?].map(|it| (it - begun).as_secs_f64() * 1e3);
+    Ok([woken, rebound, rebound - woken])
 }
 
 /// Changes the last services, which had no change: how long until that is known.

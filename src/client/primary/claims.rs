@@ -5,20 +5,22 @@
 //! | an instance has run a call | until it refuses one, or another claims a greater token |
 //! | an instance has refused a call | whatever claimed it to be primary until then counts no more |
 //! | the registry's tag, another instance's hint | of several the greatest token's; one call tries it, and the others follow |
-//! | neither | the instances are tried in turn, each at most once in [`SPACING`] and its jitter |
+//! | neither | the instances are tried in turn, each left alone for [`SPACING`] |
 //!
 //! Nothing that a peer says is kept for an instance that the registry does not list: it is never dialled.
 //! So a liar can cost one call's attempt at each known instance, and no more.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use crate::{FencingToken, Instance, InstanceId, Primary};
 
-/// How long an instance that was tried is left alone, while no primary is known; up to as much again is
-/// added by lot. Our choice: a takeover is noticed within a twentieth of the time it takes.
-const SPACING: Duration = Duration::from_millis(50);
+/// How long an instance that was tried is left alone, while no primary is known: a quarter of the time for
+/// which one has been searched, within these bounds; up to as much again is added by lot. Our choice: a
+/// hand-over, which takes tens of milliseconds, is noticed within half of that, and the takeover from a primary
+/// that died, which takes two seconds, within a twentieth.
+const SPACING: RangeInclusive<Duration> = Duration::from_millis(5)..=Duration::from_millis(50);
 
 /// The tag of a primary, and the value of [`ROLE`].
 const PRIMARY: &str = "primary";
@@ -39,6 +41,8 @@ pub(crate) struct Claims {
     proven: Option<Proven>,
     /// Named by an instance, and not known.
     sought: Option<Primary>,
+    /// Since when instances are tried; `None` while one is proven.
+    searched_since: Option<Instant>,
     /// Until when those that were tried are left alone.
     rests: HashMap<InstanceId, Instant>,
 }
@@ -139,6 +143,7 @@ impl Claims {
         self.denied.remove(id);
         self.proven = Some(Proven { id: id.clone(), serial, since: now });
         self.sought = None;
+        self.searched_since = None;
         // Whatever claimed others until now is out of date.
         let others: Vec<_> =
             self.known.iter().map(|it| &it.instance.id).filter(|it| *it != id).cloned().collect();
@@ -188,7 +193,9 @@ impl Claims {
 
     /// One call tries it. `random` in 0..1.
     pub(crate) fn trying(&mut self, id: &InstanceId, random: f64, now: Instant) {
-        self.rests.insert(id.clone(), now + SPACING.mul_f64(1.0 + random));
+        let searched = now.saturating_duration_since(*self.searched_since.get_or_insert(now));
+        let rest = (searched / 4).clamp(*SPACING.start(), *SPACING.end());
+        self.rests.insert(id.clone(), now + rest.mul_f64(1.0 + random));
     }
 
     /// Whom an instance named, and the registry does not list.

@@ -162,7 +162,8 @@ impl ServiceOptions {
     ///
     /// A call that is refused has not run. Whatever its method, it waits for a primary until its deadline and
     /// is sent there; its caller sees nothing of it. While no primary is known, one call at a time tries the
-    /// instances in turn, each at most once in 50 to 100 ms, and the others wait for what it finds; an instance
+    /// instances in turn, and the others wait for what it finds. Each is tried at first after 5 to 10 ms again, after
+    /// 200 ms of searching at most once in 50 to 100 ms. An instance
     /// that was ejected is connected again after 500 ms at most, for it may be the one by now. Where none
     /// is found in time, the call fails with DEADLINE_EXCEEDED and
     /// [`CallErrorKind::NoPrimary`](super::CallErrorKind::NoPrimary). A request is kept until it is answered,

@@ -10,13 +10,16 @@
 //! wait is over, whether or not anybody still listens (of 8 s, 7.8 s with Consul 1.8.7). So while
 //! it is not known that there is room, nobody waits for long.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, future::pending, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{Semaphore, oneshot},
     time::Instant,
 };
+
+/// As many seats as anybody wants: nobody counts connections.
+pub(super) const UNCOUNTED: usize = usize::MAX;
 
 /// How long a question waits at most while there may be no room for all. Our choice.
 const CAUTIOUS_WAIT: Duration = Duration::from_secs(2);
@@ -32,11 +35,25 @@ const GROW_EVERY: Duration = Duration::from_secs(10);
 
 /// The seats, whether taken or not.
 pub(super) struct Seats {
-    // Gives seats in the order of asking.
-    free: Arc<Semaphore>,
+    places: Mutex<Places>,
     /// Has a permit for each seat that is taken and is to be given up.
     recalled: Semaphore,
-    size: Mutex<Size>,
+}
+
+struct Places {
+    size: Size,
+    free: usize,
+    /// Those who queue, each in the order of asking. Who has gone is still in there.
+    first: VecDeque<oneshot::Sender<Held>>,
+    rest: VecDeque<oneshot::Sender<Held>>,
+}
+
+/// Before whom one queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Before {
+    /// Before all who wait only for their turn: something has just changed.
+    TheRest,
+    Nobody,
 }
 
 /// How many there are. Pure.
@@ -52,62 +69,94 @@ struct Size {
 
 /// A seat that is taken. Dropping it gives it back.
 pub(super) struct Held {
-    seats: Arc<Seats>,
-    permit: Option<OwnedSemaphorePermit>,
+    /// `None` once it is given back.
+    seats: Option<Arc<Seats>>,
 }
 
 // === impl Seats ===
 
 impl Seats {
     pub(super) fn new(seats: usize) -> Arc<Self> {
-        Arc::new(Self {
-            free: Arc::new(Semaphore::new(seats)),
-            recalled: Semaphore::new(0),
-            size: Mutex::new(Size { most: seats, now: seats, at: None, cautious_until: None }),
-        })
+        let size = Size { most: seats, now: seats, at: None, cautious_until: None };
+        let places = Places { size, free: seats, first: VecDeque::new(), rest: VecDeque::new() };
+        Arc::new(Self { places: Mutex::new(places), recalled: Semaphore::new(0) })
     }
 
     /// A seat, if one is free.
     pub(super) fn try_take(self: &Arc<Self>) -> Option<Held> {
-        let permit = Arc::clone(&self.free).try_acquire_owned().ok()?;
-        Some(Held { seats: Arc::clone(self), permit: Some(permit) })
+        let mut places = self.places.lock();
+        places.free = places.free.checked_sub(1)?;
+        Some(Held { seats: Some(Arc::clone(self)) })
     }
 
-    /// A seat, as soon as it is this one's turn.
-    pub(super) async fn take(self: Arc<Self>) -> Held {
-        let permit = Arc::clone(&self.free).acquire_owned().await.expect("the seats are never closed");
-        Held { seats: self, permit: Some(permit) }
+    /// A seat, as soon as it is this one's turn. Dropping what is returned leaves the queue.
+    pub(super) fn take(self: &Arc<Self>, before: Before) -> oneshot::Receiver<Held> {
+        let (granted, queued) = oneshot::channel();
+        let mut places = self.places.lock();
+        match before {
+            Before::TheRest => places.first.push_back(granted),
+            Before::Nobody => places.rest.push_back(granted),
+        }
+        let is_free = places.free.checked_sub(1).map(|free| places.free = free).is_some();
+        drop(places);
+        if is_free {
+            self.give();
+        }
+        queued
     }
 
     /// How many there are.
     pub(super) fn count(&self) -> usize {
-        self.size.lock().now
+        self.places.lock().size.now
     }
 
     /// How long a question waits, of `wait`.
     pub(super) fn wait(&self, wait: Duration, now: Instant) -> Duration {
-        if self.size.lock().is_cautious(now) { wait.min(CAUTIOUS_WAIT) } else { wait }
+        if self.places.lock().size.is_cautious(now) { wait.min(CAUTIOUS_WAIT) } else { wait }
     }
 
     /// The registry has turned a connection away.
     pub(super) fn too_many(&self, now: Instant) {
         // Held until all is done: what grows and what shrinks must not mix.
-        let mut size = self.size.lock();
-        let gone = size.halve(now);
-        let free = self.free.forget_permits(gone);
+        let mut places = self.places.lock();
+        let gone = places.size.halve(now);
+        let free = gone.min(places.free);
+        places.free -= free;
         self.recalled.add_permits(gone - free);
     }
 
     /// The registry answers.
-    pub(super) fn answered(&self, now: Instant) {
-        let mut size = self.size.lock();
-        if !size.grow(now) {
+    pub(super) fn answered(self: &Arc<Self>, now: Instant) {
+        let mut places = self.places.lock();
+        if !places.size.grow(now) {
             return;
         }
         // One less to be given up is one more.
-        match self.recalled.try_acquire() {
-            Ok(recalled) => recalled.forget(),
-            Err(_) => self.free.add_permits(1),
+        if let Ok(recalled) = self.recalled.try_acquire() {
+            recalled.forget();
+            return;
+        }
+        drop(places);
+        self.give();
+    }
+
+    /// Hands a seat that nobody has to whoever is next.
+    fn give(self: &Arc<Self>) {
+        let mut seat = Held { seats: Some(Arc::clone(self)) };
+        loop {
+            let mut places = self.places.lock();
+            let Some(next) = places.first.pop_front().or_else(|| places.rest.pop_front()) else {
+                places.free += 1;
+                // Not given back a second time.
+                seat.seats = None;
+                return;
+            };
+            drop(places);
+            match next.send(seat) {
+                Ok(()) => return,
+                // Has left the queue.
+                Err(back) => seat = back,
+            }
         }
     }
 }
@@ -117,7 +166,7 @@ impl Seats {
 impl Size {
     fn is_cautious(&mut self, now: Instant) -> bool {
         // Where nobody counts connections, none is turned away.
-        self.most < Semaphore::MAX_PERMITS && now < *self.cautious_until.get_or_insert(now + CAUTIOUS_FOR)
+        self.most < UNCOUNTED && now < *self.cautious_until.get_or_insert(now + CAUTIOUS_FOR)
     }
 
     /// Returns how many are fewer.
@@ -147,23 +196,22 @@ impl Size {
 // === impl Held ===
 
 impl Held {
-    /// Waits until this seat is to be given up, and gives it up. Cancel safe.
+    /// Waits until this seat is to be given up, and gives it up. Cancel safe; for ever where it
+    /// has been given up.
     pub(super) async fn recalled(&mut self) {
-        let recalled = self.seats.recalled.acquire().await.expect("the seats are never closed");
+        let Some(seats) = &self.seats else { return pending().await };
+        let recalled = seats.recalled.acquire().await.expect("the semaphore is never closed");
         recalled.forget();
-        if let Some(permit) = self.permit.take() {
-            permit.forget();
-        }
+        self.seats = None;
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(permit) = self.permit.take()
-            && let Ok(recalled) = self.seats.recalled.try_acquire()
-        {
-            recalled.forget();
-            permit.forget();
+        let Some(seats) = self.seats.take() else { return };
+        match seats.recalled.try_acquire() {
+            Ok(recalled) => recalled.forget(),
+            Err(_) => seats.give(),
         }
     }
 }
@@ -195,14 +243,14 @@ mod tests {
                 held.retain_mut(|it| it.recalled().now_or_never().is_none());
                 let size = seats.count();
                 prop_assert!((1..=most).contains(&size));
-                prop_assert_eq!(held.len() + seats.free.available_permits(), size);
+                prop_assert_eq!(held.len() + seats.places.lock().free, size);
             }
             drop(held);
             for _ in 0..most {
                 now += GROW_EVERY;
                 seats.answered(now);
             }
-            prop_assert_eq!(seats.free.available_permits(), most);
+            prop_assert_eq!(seats.places.lock().free, most);
         }
     }
 
@@ -238,7 +286,7 @@ mod tests {
         let (seats, now) = (Seats::new(2), Instant::now());
         let (mut first, second) = (seats.try_take().expect("one is free"), seats.try_take());
         assert!(seats.try_take().is_none());
-        let mut queued = Box::pin(Arc::clone(&seats).take());
+        let mut queued = seats.take(Before::Nobody);
         assert!(futures_util::poll!(&mut queued).is_pending());
         assert!(first.recalled().now_or_never().is_none());
         seats.too_many(now);
@@ -246,6 +294,24 @@ mod tests {
         drop(first);
         assert!(futures_util::poll!(&mut queued).is_pending(), "that one is gone");
         drop(second);
-        queued.await;
+        assert!(queued.await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn where_something_has_changed_one_sits_before_the_rest_and_who_has_gone_does_not() {
+        let seats = Seats::new(1);
+        let mut held = seats.try_take();
+        let order = [Before::Nobody, Before::TheRest, Before::Nobody, Before::TheRest, Before::TheRest];
+        let mut queued: Vec<_> = order.map(|before| Some(seats.take(before))).into();
+        queued[1] = None;
+        for next in [3, 4, 0, 2] {
+            for waits in queued.iter_mut().flatten() {
+                assert!(futures_util::poll!(waits).is_pending());
+            }
+            drop(held);
+            held = queued[next].take().expect("queued").await.ok();
+        }
+        drop((held, seats.take(Before::TheRest)));
+        assert_eq!(seats.places.lock().free, 1, "what was granted and not fetched comes back");
     }
 }

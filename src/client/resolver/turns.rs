@@ -4,7 +4,8 @@
 //! The rule: a service waits for news while it has a seat, and without one reads
 //! from time to time. A seat is had for one question. Where that ended with a
 //! change the service keeps its seat, because where something has just changed
-//! the next change is near; otherwise it goes to whoever has queued longest. Where there are
+//! the next change is near; otherwise it goes to whoever has queued longest, and before
+//! those to one whose read has found a change. Where there are
 //! fewer seats than services, no question waits longer than the time between two reads, so
 //! seats go round. Where there are seats for all, nothing of this shows. Where the registry
 //! turns connections away there are fewer seats for a while.
@@ -19,13 +20,12 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     pace::Spacing,
-    seats::{Held, Seats},
+    seats::{Before, Held, Seats, UNCOUNTED},
 };
 use crate::consul::BlockingIndex;
 
@@ -68,7 +68,7 @@ pub(super) struct Turn {
 
 enum Seat {
     Without,
-    Queued { granted: BoxFuture<'static, Held>, _counted: Queued },
+    Queued { granted: oneshot::Receiver<Held>, before: Before, _counted: Queued },
     Held(Held),
 }
 
@@ -109,7 +109,7 @@ impl Rule {
 impl Turns {
     /// `seats` long polls; a read at least every `read_every` without one.
     pub(crate) fn new(seats: usize, read_every: Duration) -> Self {
-        let rule = Rule { seats: seats.clamp(1, Semaphore::MAX_PERMITS), read_every };
+        let rule = Rule { seats: seats.max(1), read_every };
         Self {
             shared: Arc::new(Shared {
                 rule,
@@ -124,7 +124,7 @@ impl Turns {
 
     /// A seat for everybody: only Consul's long polls are known to be dear.
     pub(crate) fn for_all() -> Self {
-        Self::new(Semaphore::MAX_PERMITS, Duration::from_secs(10))
+        Self::new(UNCOUNTED, Duration::from_secs(10))
     }
 
     pub(super) fn join(&self) -> Turn {
@@ -148,6 +148,17 @@ impl Shared {
     fn others_queue(&self) -> bool {
         self.queued.load(Ordering::Relaxed) > 0
     }
+
+    /// A seat, or a place in the queue for one.
+    fn seat(self: &Arc<Self>, before: Before) -> Seat {
+        match self.seats.try_take() {
+            Some(seat) => Seat::Held(seat),
+            None => {
+                let granted = self.seats.take(before);
+                Seat::Queued { granted, before, _counted: Queued::new(self) }
+            }
+        }
+    }
 }
 
 // === impl Turn ===
@@ -170,14 +181,7 @@ impl Turn {
     /// Takes a seat, or queues for one. True where it has one now.
     pub(super) fn sit(&mut self) -> bool {
         if let Seat::Without = self.seat {
-            let seats = &self.shared.seats;
-            self.seat = match seats.try_take() {
-                Some(seat) => Seat::Held(seat),
-                None => Seat::Queued {
-                    granted: Box::pin(Arc::clone(seats).take()),
-                    _counted: Queued::new(&self.shared),
-                },
-            };
+            self.seat = self.shared.seat(Before::Nobody);
         }
         matches!(self.seat, Seat::Held(_))
     }
@@ -187,7 +191,7 @@ impl Turn {
     pub(super) async fn moved(&mut self) -> Moved {
         match &mut self.seat {
             Seat::Queued { granted, .. } => {
-                let seat = granted.await;
+                let seat = granted.await.expect("the seats keep who queues until a seat is sent");
                 self.seat = Seat::Held(seat);
                 Moved::Granted
             }
@@ -200,13 +204,18 @@ impl Turn {
         }
     }
 
-    /// A question was answered: who has a seat may have to hand it on.
+    /// A question was answered: who has a seat may have to hand it on, and who queues
+    /// for one may go before others.
     pub(super) fn answered(&mut self, changed: bool) {
         self.shared.seats.answered(Instant::now());
-        if let Seat::Held(_) = self.seat
-            && !self.shared.rule.keeps(changed, self.shared.others_queue())
-        {
-            self.seat = Seat::Without;
+        match self.seat {
+            Seat::Held(_) if !self.shared.rule.keeps(changed, self.shared.others_queue()) => {
+                self.seat = Seat::Without;
+            }
+            Seat::Queued { before: Before::Nobody, .. } if changed => {
+                self.seat = self.shared.seat(Before::TheRest);
+            }
+            _ => {}
         }
     }
 
@@ -333,6 +342,20 @@ mod tests {
         assert!(!turns.shared.others_queue());
         a.answered(false);
         assert!(a.sit(), "nobody else wants it");
+    }
+
+    #[tokio::test]
+    async fn whose_read_has_found_a_change_sits_before_those_who_only_queue() {
+        let turns = Turns::new(1, RULE.read_every);
+        let [mut sits, mut queues, mut changes] = [(); 3].map(|()| turns.join());
+        assert!(sits.sit() && !queues.sit() && !changes.sit());
+        changes.answered(true);
+        queues.answered(false);
+        sits.answered(false);
+        changes.moved().await;
+        assert!(queues.moved().now_or_never().is_none());
+        drop(changes);
+        queues.moved().await;
     }
 
     #[test]

@@ -233,12 +233,38 @@ fn instances_are_tried_in_turn_the_claimed_one_first_and_none_too_often() {
     play.refused("b", None);
     assert_eq!(play.tries(&["a", "b"]), Ok(0));
     play.refused("a", None);
-    assert_eq!(play.tries(&["a", "b"]), Err(46), "50 ms after the first, and 4 have passed");
-    play.at = 50;
+    assert_eq!(play.tries(&["a", "b"]), Err(1), "5 ms after the first, and 4 have passed");
+    play.at = 5;
     assert_eq!(play.tries(&["a", "b"]), Ok(1));
     assert_eq!(play.tries(&["a", "b"]), Err(2));
-    play.at = 52;
+    play.at = 7;
     assert_eq!(play.tries(&["a", "b"]), Ok(0));
+}
+
+/// How often an instance is tried until so many ms have passed without a primary.
+fn tries_within(play: &mut Play, ms: u32) -> usize {
+    let end = play.at + ms;
+    let mut tries = 0;
+    while play.at < end {
+        match play.tries(&["a"]) {
+            Ok(_) => tries += 1,
+            Err(due) => play.at += u32::try_from(due).unwrap().max(1),
+        }
+    }
+    tries
+}
+
+#[test]
+fn the_longer_the_search_the_less_often_an_instance_is_tried_and_the_next_search_begins_anew() {
+    let mut play = Play::of(&[("a", None), ("b", None)]);
+    for _ in 0..2 {
+        assert_eq!(tries_within(&mut play, 20), 4, "at 0, 5, 10 and 15 ms");
+        assert!((8..=12).contains(&tries_within(&mut play, 180)));
+        assert_eq!(tries_within(&mut play, 2000), 40);
+        play.answered("b");
+        play.refused("b", None);
+        play.at += 100;
+    }
 }
 
 #[derive(Clone, Debug)]
