@@ -85,7 +85,8 @@ async fn cost_of(server: &Backend, flavour: Flavour, callers: usize, pairs: usiz
     let floor = compare(&mut side(&raw, Method::Safe), &mut side(&other, Method::Safe), SLICE, pairs).await;
     row(&format!("{place}: raw, raw"), &floor);
     let published = ours.client.binding().channel().ok_or("nothing is bound")?;
-    let bare = compare(&mut side(&raw, Method::Safe), &mut side(&published, Method::Safe), SLICE, pairs).await;
+    let bare =
+        compare(&mut side(&raw, Method::Safe), &mut side(&published, Method::Safe), SLICE, pairs).await;
     row(&format!("{place}: raw, the published channel by itself"), &bare);
     for (method, name) in [(Method::Safe, "safe"), (Method::Unsafe, "unsafe")] {
         let mut our_side = Side::new(ours.caller(), callers, method);

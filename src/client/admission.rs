@@ -1,10 +1,7 @@
 //! How many calls there may be: one counter for those under way, one for those
 //! that wait for an instance.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{error::CallErrorKind, traffic::Traffic};
 
@@ -22,10 +19,6 @@ struct Bound {
     taken: AtomicUsize,
 }
 
-/// A call under way: until this is dropped.
-#[derive(Debug)]
-pub(crate) struct UnderWay(Arc<Admission>);
-
 /// A call that waits: until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiting<'a>(&'a Bound);
@@ -33,21 +26,25 @@ pub(crate) struct Waiting<'a>(&'a Bound);
 // === impl Admission ===
 
 impl Admission {
-    pub(crate) fn new(traffic: &Traffic) -> Arc<Self> {
+    pub(crate) fn new(traffic: &Traffic) -> Self {
         let bound = |setting, limit| Bound { setting, limit, taken: AtomicUsize::new(0) };
-        Arc::new(Self {
+        Self {
             in_flight: bound("max_in_flight", traffic.max_in_flight),
             waiting: bound("max_waiting", traffic.max_waiting),
-        })
+        }
     }
 
-    /// A call begins.
+    /// A call begins, and is to [end](Self::end).
     ///
     /// # Errors
     /// As many are under way as may be.
-    pub(crate) fn begin(self: &Arc<Self>) -> Result<UnderWay, CallErrorKind> {
-        self.in_flight.take()?;
-        Ok(UnderWay(Arc::clone(self)))
+    pub(crate) fn begin(&self) -> Result<(), CallErrorKind> {
+        self.in_flight.take()
+    }
+
+    /// A call that had begun has ended.
+    pub(crate) fn end(&self) {
+        self.in_flight.give_back();
     }
 
     /// A call begins to wait for an instance.
@@ -66,22 +63,20 @@ impl Bound {
     fn take(&self) -> Result<(), CallErrorKind> {
         // Counted first and looked at then: of many at once none more than the limit get in.
         if self.taken.fetch_add(1, Ordering::Relaxed) >= self.limit {
-            self.taken.fetch_sub(1, Ordering::Relaxed);
+            self.give_back();
             return Err(CallErrorKind::TooMany { setting: self.setting, limit: self.limit });
         }
         Ok(())
     }
-}
 
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.0.in_flight.taken.fetch_sub(1, Ordering::Relaxed);
+    fn give_back(&self) {
+        self.taken.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.taken.fetch_sub(1, Ordering::Relaxed);
+        self.0.give_back();
     }
 }
 
@@ -93,12 +88,12 @@ mod tests {
     fn a_place_that_is_given_back_is_taken_again_and_no_more_than_there_are() {
         let traffic = Traffic { max_in_flight: 2, max_waiting: 0, ..Traffic::default() };
         let admission = Admission::new(&traffic);
-        let first = admission.begin().unwrap();
-        let _second = admission.begin().unwrap();
+        admission.begin().unwrap();
+        admission.begin().unwrap();
         let refused = admission.begin().unwrap_err();
         assert_eq!(refused, CallErrorKind::TooMany { setting: "max_in_flight", limit: 2 });
-        drop(first);
-        let _third = admission.begin().unwrap();
+        admission.end();
+        admission.begin().unwrap();
         assert!(admission.begin().is_err());
         assert_eq!(
             admission.wait().unwrap_err(),

@@ -11,28 +11,44 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Response, StatusCode};
 use http_body::Body as HttpBody;
 use tonic::{Code, Status, body::Body};
 
 use super::{
     details,
     frames::{Frames, Kept},
-    headers::{GRPC_STATUS, find},
+    headers::{GRPC_STATUS, Said, find, said},
     outcome,
 };
 
 /// What came of an attempt that was answered.
 pub(crate) enum Answer {
-    /// The headers are here; the body goes on.
-    Begun(Response<Body>),
+    /// The headers are here, with or without the call's status; the body goes on.
+    Begun { response: Response<Body>, has_status: bool },
     /// All of it is here.
     Whole(Response<Frames>),
 }
 
-/// A response of no gRPC server becomes one that says so in its headers: what a
-/// proxy writes for people is not read as a message.
-pub(crate) fn as_grpc(mut response: Response<Body>) -> Response<Body> {
+/// A response whose headers are here, and whether they tell its status.
+///
+/// One of no gRPC server becomes one that says so in its headers: what a proxy writes for people is
+/// not read as a message. Details that tonic could not decode go.
+pub(crate) fn begun(mut response: Response<Body>) -> (Response<Body>, bool) {
+    let Said { status, content_type, details } = said(response.headers());
+    let is_grpc = content_type.is_none_or(|it| it.as_bytes().starts_with(b"application/grpc"));
+    if response.status() == StatusCode::OK && is_grpc && !details {
+        let has_status = status.is_some();
+        return (response, has_status);
+    }
+    details::drop_malformed(response.headers_mut());
+    let response = as_grpc(response);
+    let has_status = tell(response.headers());
+    (response, has_status)
+}
+
+#[cold]
+fn as_grpc(mut response: Response<Body>) -> Response<Body> {
     let Some(status) = outcome::status_of_no_server(&response) else { return response };
     if let Err(error) = status.add_header(response.headers_mut()) {
         tracing::debug!(%error, "no header could be made of a status");
@@ -52,6 +68,8 @@ pub(crate) struct Intake {
     response: Option<Response<Body>>,
     kept: Kept,
     trailers: Option<HeaderMap>,
+    /// The headers or the trailers told how the call ended.
+    has_status: bool,
     size: usize,
     limit: usize,
 }
@@ -68,10 +86,14 @@ impl Answer {
     /// Said apart from [`status`](Self::status), which copies the trailers: two
     /// allocations that a call that went well is spared.
     pub(crate) fn code(&self) -> Option<Code> {
-        if let Self::Whole(response) = self
-            && let Some(code) = response.body().trailers().and_then(|it| find(it, &GRPC_STATUS))
-        {
-            return Some(Code::from_bytes(code.as_bytes()));
+        match self {
+            Self::Begun { has_status: false, .. } => return None,
+            Self::Whole(response) => {
+                if let Some(code) = response.body().trailers().and_then(|it| find(it, &GRPC_STATUS)) {
+                    return Some(Code::from_bytes(code.as_bytes()));
+                }
+            }
+            Self::Begun { .. } => {}
         }
         self.status().map(|status| status.code())
     }
@@ -79,7 +101,7 @@ impl Answer {
     /// The call's status, as far as it is known.
     pub(crate) fn status(&self) -> Option<Status> {
         match self {
-            Self::Begun(response) => status_in(response.headers()),
+            Self::Begun { response, .. } => status_in(response.headers()),
             Self::Whole(response) => {
                 let trailers = response.body().trailers();
                 trailers.and_then(status_in).or_else(|| status_in(response.headers()))
@@ -91,8 +113,8 @@ impl Answer {
 // === impl Intake ===
 
 impl Intake {
-    pub(crate) fn new(response: Response<Body>, limit: usize) -> Self {
-        Self { response: Some(response), kept: Kept::default(), trailers: None, size: 0, limit }
+    pub(crate) fn new(response: Response<Body>, has_status: bool, limit: usize) -> Self {
+        Self { response: Some(response), kept: Kept::default(), trailers: None, has_status, size: 0, limit }
     }
 
     /// Is not to be polled again once it is ready.
@@ -111,23 +133,28 @@ impl Intake {
                     self.kept.push(data);
                     if self.size > self.limit {
                         let kept = std::mem::take(&mut self.kept);
-                        return Poll::Ready(Ok(Answer::Begun(
-                            self.finish().map(|body| Body::new(Frames::before(kept, body))),
-                        )));
+                        let response = self.finish().map(|body| Body::new(Frames::before(kept, body)));
+                        let has_status = self.has_status;
+                        return Poll::Ready(Ok(Answer::Begun { response, has_status }));
                     }
                 }
                 Err(frame) => {
                     self.trailers = frame.into_trailers().ok();
-                    self.trailers.as_mut().map(details::drop_malformed);
+                    if let Some(trailers) = &mut self.trailers {
+                        let said = said(trailers);
+                        self.has_status |= said.status.is_some();
+                        if said.details {
+                            details::drop_malformed(trailers);
+                        }
+                    }
                 }
             }
         }
         let (kept, trailers) = (std::mem::take(&mut self.kept), self.trailers.take());
-        let response = self.finish().map(|_| Frames::ending(kept, trailers));
-        if !response.body().trailers().is_some_and(tell) && !tell(response.headers()) {
+        if !self.has_status {
             return Poll::Ready(Err(NoEnd.into()));
         }
-        Poll::Ready(Ok(Answer::Whole(response)))
+        Poll::Ready(Ok(Answer::Whole(self.finish().map(|_| Frames::ending(kept, trailers)))))
     }
 
     fn finish(&mut self) -> Response<Body> {
@@ -154,7 +181,8 @@ mod tests {
         response: Response<Body>,
         limit: usize,
     ) -> Result<Answer, Box<dyn std::error::Error + Send + Sync>> {
-        let mut intake = Intake::new(response, limit);
+        let (response, has_status) = begun(response);
+        let mut intake = Intake::new(response, has_status, limit);
         poll_fn(|cx| intake.poll(cx)).await
     }
 
@@ -198,7 +226,7 @@ mod tests {
         let frames = vec![data("12345"), data("67890"), data("abc"), trailers("0")];
         let answer = whole(response(frames), 7).await.unwrap();
         assert!(answer.status().is_none());
-        let Answer::Begun(response) = answer else { panic!("begun") };
+        let Answer::Begun { response, .. } = answer else { panic!("begun") };
         assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "1234567890abc");
     }
 

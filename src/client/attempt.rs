@@ -10,7 +10,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -25,9 +25,8 @@ use tonic::{
 use tower::Service;
 
 use super::{
-    answer::{Answer, Intake, as_grpc},
-    details,
-    endpoint::Endpoint,
+    answer::{self, Answer, Intake},
+    endpoint::{Endpoint, Words},
     latecomers::{self, Latecomers, Place},
     outcome::{self, Proof, Verdict},
 };
@@ -84,6 +83,19 @@ pub(crate) struct Bounds {
     pub(crate) deadline: Instant,
 }
 
+impl Bounds {
+    /// Whether there is nothing to be done before the answer is late.
+    pub(crate) fn are_far(&self) -> bool {
+        // Twice: what wakes the late ones may be late itself.
+        self.suspect_after >= latecomers::LATE && self.limit >= self.began + 2 * latecomers::LATE
+    }
+
+    /// Since when an attempt has waited of which it is only known that it is late.
+    fn late(&self) -> Instant {
+        self.began.max(Instant::now() - latecomers::AT_LEAST)
+    }
+}
+
 /// Sends `request` on `endpoint` and waits for its answer: for all of it, up to
 /// `whole` bytes, where that is given, else for its headers. Says so when it has
 /// waited for longer than `suspect_after` without a word from the instance, and
@@ -98,8 +110,22 @@ pub(crate) fn attempt<'a>(
     latecomers: &'a Latecomers,
     bounds: Bounds,
 ) -> Attempt<'a> {
-    let exchange = Exchange::Waits { channel: endpoint.lend(), request: Some(request) };
+    let exchange = Exchange::new(endpoint, request);
     let wait = Wait { endpoint, given_up, bounds, latecomers, state: Waits::Not };
+    Attempt { exchange, whole, wait }
+}
+
+/// The same for an exchange that has begun and is late.
+pub(crate) fn go_on<'a>(
+    endpoint: &'a Arc<Endpoint>,
+    exchange: Exchange,
+    whole: Option<usize>,
+    given_up: &'a CancellationToken,
+    latecomers: &'a Latecomers,
+    bounds: Bounds,
+) -> Attempt<'a> {
+    let mut wait = Wait { endpoint, given_up, bounds, latecomers, state: Waits::Not };
+    wait.state = wait.long(bounds.late());
     Attempt { exchange, whole, wait }
 }
 
@@ -111,9 +137,15 @@ pub(crate) struct Attempt<'a> {
 }
 
 /// The request on its way, and its answer.
-enum Exchange {
-    /// For room on the connection.
-    Waits { channel: Channel, request: Option<Request<Body>> },
+#[expect(
+    clippy::large_enum_variant,
+    reason = "answers to safe methods become the large one, and a box is an allocation a call"
+)]
+pub(crate) enum Exchange {
+    /// For room on the connection. Boxed, because nearly always there is.
+    Waits(Box<(Channel, Request<Body>)>),
+    /// It is being sent.
+    Between,
     /// The response's headers are awaited.
     Sent(ResponseFuture),
     /// All of the response is awaited.
@@ -148,6 +180,8 @@ pin_project! {
         patience: Duration,
         // Since when it has been listened for a word of the instance.
         window: Instant,
+        // What had been heard by then.
+        words: Words,
     }
 }
 
@@ -171,7 +205,29 @@ impl Future for Attempt<'_> {
 // === impl Exchange ===
 
 impl Exchange {
-    fn poll(
+    /// Nothing is sent before it is polled.
+    fn new(endpoint: &Endpoint, request: Request<Body>) -> Self {
+        Self::Waits(Box::new((endpoint.lend(), request)))
+    }
+
+    /// Sends at once, where there is room on the connection.
+    pub(crate) fn begin(endpoint: &Endpoint, request: Request<Body>) -> Self {
+        let mut channel = endpoint.lend();
+        match channel.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(())) => Self::send(endpoint, channel, request),
+            // It says so again.
+            _ => Self::Waits(Box::new((channel, request))),
+        }
+    }
+
+    fn send(endpoint: &Endpoint, mut channel: Channel, request: Request<Body>) -> Self {
+        let sent = channel.call(request);
+        endpoint.give_back(channel);
+        Self::Sent(sent)
+    }
+
+    /// Is not to be polled again once it is ready.
+    pub(crate) fn poll(
         &mut self,
         endpoint: &Endpoint,
         whole: Option<usize>,
@@ -179,22 +235,20 @@ impl Exchange {
     ) -> Poll<Result<Answer, Failure>> {
         loop {
             match self {
-                Self::Waits { channel, request } => {
-                    ready!(channel.poll_ready(cx)).map_err(Failure::unanswered)?;
-                    let request = request.take().expect("sent once: then it waits no more");
-                    let sent = channel.call(request);
-                    if let Self::Waits { channel, .. } = std::mem::replace(self, Self::Sent(sent)) {
-                        endpoint.give_back(channel);
+                Self::Waits(waits) => {
+                    ready!(waits.0.poll_ready(cx)).map_err(Failure::unanswered)?;
+                    if let Self::Waits(waits) = std::mem::replace(self, Self::Between) {
+                        let (channel, request) = *waits;
+                        *self = Self::send(endpoint, channel, request);
                     }
                 }
+                Self::Between => return Poll::Pending,
                 Self::Sent(response) => {
                     let response = ready!(Pin::new(response).poll(cx));
-                    let mut response = response.map_err(Failure::unanswered)?;
-                    details::drop_malformed(response.headers_mut());
-                    let response = as_grpc(response);
+                    let (response, has_status) = answer::begun(response.map_err(Failure::unanswered)?);
                     match whole {
-                        Some(limit) => *self = Self::Begun(Intake::new(response, limit)),
-                        None => return Poll::Ready(Ok(Answer::Begun(response))),
+                        Some(limit) => *self = Self::Begun(Intake::new(response, has_status, limit)),
+                        None => return Poll::Ready(Ok(Answer::Begun { response, has_status })),
                     }
                 }
                 Self::Begun(intake) => return intake.poll(cx).map_err(Failure::cut),
@@ -209,8 +263,11 @@ impl<'a> Wait<'a> {
     /// What ends the wait other than an answer.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
         if let Waits::Not = self.state {
-            self.state = match self.is_far().then(|| self.latecomers.enter(cx)).flatten() {
-                Some(place) => Waits::Among(place),
+            self.state = match self.bounds.are_far().then(|| self.latecomers.place(cx)).flatten() {
+                Some(place) => {
+                    self.state = Waits::Among(place);
+                    return Poll::Pending;
+                }
                 None => self.long(self.bounds.began),
             };
         }
@@ -218,17 +275,10 @@ impl<'a> Wait<'a> {
             if !place.is_late(cx) {
                 return Poll::Pending;
             }
-            self.state = self.long(Instant::now() - latecomers::AT_LEAST);
+            self.state = self.long(self.bounds.late());
         }
         let Waits::Long(long) = &mut self.state else { return Poll::Pending };
         long.as_mut().poll(self.endpoint, self.bounds, cx)
-    }
-
-    /// Whether there is nothing to be done before the answer is late.
-    fn is_far(&self) -> bool {
-        let Bounds { began, suspect_after, limit, .. } = self.bounds;
-        // Twice: what wakes the late ones may be late itself.
-        suspect_after >= latecomers::LATE && limit >= began + 2 * latecomers::LATE
     }
 
     /// `window` as in [`Long`].
@@ -239,6 +289,7 @@ impl<'a> Wait<'a> {
             timer: sleep_until(limit.min(window + suspect_after)),
             patience: suspect_after,
             window,
+            words: self.endpoint.link().words(),
         }))
     }
 }
@@ -264,11 +315,11 @@ impl Long<'_> {
                 return Poll::Ready(Ended::TimedOut);
             }
             if now >= *this.window + *this.patience {
-                if !endpoint.link().heard_since(*this.window) {
+                if !endpoint.link().heard_since(*this.words) {
                     endpoint.suspect();
                     *this.patience = (*this.patience * 2).min(LONGEST_PATIENCE);
                 }
-                *this.window = now;
+                (*this.window, *this.words) = (now, endpoint.link().words());
             }
             this.timer.as_mut().reset(bounds.limit.min(*this.window + *this.patience));
         }

@@ -11,7 +11,7 @@ use tonic::body::Body;
 use tower::Service;
 
 use super::{
-    call::{self, Call, CallFuture, CallShared},
+    call::{self, CallFuture, CallShared, Line},
     error::CallError,
     services::Lifetime,
 };
@@ -29,13 +29,12 @@ use super::{
 /// [`ConsulService`](super::ConsulService) are gone.
 #[derive(Clone)]
 pub struct FailoverChannel {
-    shared: Arc<CallShared>,
-    lifetime: Arc<Lifetime>,
+    line: Arc<Line>,
 }
 
 impl FailoverChannel {
     pub(crate) fn new(shared: Arc<CallShared>, lifetime: Arc<Lifetime>) -> Self {
-        Self { shared, lifetime }
+        Self { line: Arc::new(Line::new(shared, lifetime)) }
     }
 }
 
@@ -49,19 +48,14 @@ impl Service<Request<Body>> for FailoverChannel {
     }
 
     fn call(&mut self, request: Request<Body>) -> CallFuture {
-        let (mut call, lifetime) = (Call::new(self.shared.clone(), request), self.lifetime.clone());
-        // Whoever keeps the future alone still gets an answer: it may wait for the
-        // first instance, or be sent again.
-        Box::pin(async move {
-            let result = call::run(&mut call).await;
-            drop(lifetime);
-            result
-        })
+        call::start(&self.line, request)
     }
 }
 
 impl fmt::Debug for FailoverChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FailoverChannel").field("service", &self.shared.options.name).finish_non_exhaustive()
+        f.debug_struct("FailoverChannel")
+            .field("service", &self.line.shared.options.name)
+            .finish_non_exhaustive()
     }
 }

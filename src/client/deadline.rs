@@ -5,8 +5,6 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
-use super::headers::find;
-
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// The longest that anything is waited for: timers do not reach for ever. A year.
@@ -24,8 +22,8 @@ pub(crate) struct Deadline {
 impl Deadline {
     /// The deadline of a call that starts at `now`. A header that is not a
     /// timeout is left to the server to refuse, and the default holds.
-    pub(crate) fn of(headers: &HeaderMap, default: Option<Duration>, now: Instant) -> Self {
-        let explicit = find(headers, &GRPC_TIMEOUT).and_then(parse);
+    pub(crate) fn of(header: Option<&HeaderValue>, default: Option<Duration>, now: Instant) -> Self {
+        let explicit = header.and_then(parse);
         let after = explicit.or(default).unwrap_or(FOR_EVER).min(FOR_EVER);
         Self { at: now + after, explicit: explicit.is_some() }
     }
@@ -131,7 +129,7 @@ mod tests {
     async fn a_default_neither_travels_nor_cuts_a_stream() {
         let mut headers = HeaderMap::new();
         let now = Instant::now();
-        let deadline = Deadline::of(&headers, Some(Duration::from_secs(1)), now);
+        let deadline = Deadline::of(None, Some(Duration::from_secs(1)), now);
         deadline.lower(&mut headers, now);
         assert!(headers.is_empty());
         assert_eq!(deadline.at(), now + Duration::from_secs(1));
@@ -143,12 +141,11 @@ mod tests {
     async fn a_methods_timeout_bounds_the_calls_own_and_replaces_the_default() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         let mut headers = HeaderMap::new();
-        let none = Deadline::of(&headers, Some(second), now).within(Some(5 * second), now);
+        let none = Deadline::of(None, Some(second), now).within(Some(5 * second), now);
         assert_eq!((none.at(), none.of_body(false)), (now + 5 * second, Some(now + 5 * second)));
         none.lower(&mut headers, now);
         assert_eq!(headers.get(GRPC_TIMEOUT).and_then(parse), Some(5 * second), "the server is told");
-        headers.insert(GRPC_TIMEOUT, HeaderValue::from_static("2S"));
-        let own = Deadline::of(&headers, None, now);
+        let own = Deadline::of(Some(&HeaderValue::from_static("2S")), None, now);
         assert_eq!(own.within(Some(5 * second), now).at(), now + 2 * second);
         assert_eq!(own.within(Some(second), now).at(), now + second);
         assert_eq!(own.within(None, now).at(), now + 2 * second);
@@ -156,8 +153,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_longest_timeout_there_is_does_not_overflow() {
-        let mut headers = HeaderMap::new();
-        headers.insert(GRPC_TIMEOUT, HeaderValue::from_static("99999999H"));
-        assert!(Deadline::of(&headers, None, Instant::now()).at() > Instant::now());
+        let longest = HeaderValue::from_static("99999999H");
+        assert!(Deadline::of(Some(&longest), None, Instant::now()).at() > Instant::now());
     }
 }

@@ -52,12 +52,18 @@ pub(crate) struct Link {
     in_flight: AtomicU32,
     /// True once a call on it has been answered well.
     served: AtomicBool,
-    /// When it last answered anything, in milliseconds since `born`.
+    /// How often it has answered anything.
     heard: AtomicU64,
+    /// When a call that had chosen it last heard of it, in milliseconds since `born`.
+    used: AtomicU64,
     born: Instant,
     lost_at: Mutex<Option<Instant>>,
     reports: mpsc::UnboundedSender<Report>,
 }
+
+/// What had been heard of an instance at some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Words(u64);
 
 impl Link {
     /// A link that reports to `reports`. Each kind of report is sent at most
@@ -74,6 +80,7 @@ impl Link {
             in_flight: AtomicU32::new(0),
             served: AtomicBool::new(false),
             heard: AtomicU64::new(0),
+            used: AtomicU64::new(0),
             born: Instant::now(),
             lost_at: Mutex::new(None),
             reports,
@@ -132,7 +139,7 @@ impl Link {
 
     /// The probe was answered.
     pub(crate) fn acquit(&self) {
-        self.heard_now();
+        self.heard();
         self.rest_suspicion();
     }
 
@@ -141,26 +148,36 @@ impl Link {
         self.suspect.store(false, Ordering::Release);
     }
 
-    /// An answer came, whatever it said.
-    pub(crate) fn heard_now(&self) {
-        self.heard(Instant::now());
+    /// An answer came, whatever it said. Counted, because to read the clock is dear beside the rest.
+    pub(crate) fn heard(&self) {
+        // Two at once may count as one: whoever listens looks for another number, not for how many.
+        self.heard.store(self.heard.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// The same, where the time is known: reading the clock is dear beside the rest.
-    pub(crate) fn heard(&self, now: Instant) {
-        let elapsed = now.saturating_duration_since(self.born).as_millis();
-        self.heard.store(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::Relaxed);
+    /// What has been heard up to now, to be [looked back to](Self::heard_since).
+    pub(crate) fn words(&self) -> Words {
+        Words(self.heard.load(Ordering::Relaxed))
     }
 
-    /// Whether anything was heard at or after `since`.
-    pub(crate) fn heard_since(&self, since: Instant) -> bool {
-        let heard = self.born + Duration::from_millis(self.heard.load(Ordering::Relaxed));
-        heard >= since
+    /// Whether anything has been heard since then.
+    pub(crate) fn heard_since(&self, words: Words) -> bool {
+        self.words() != words
+    }
+
+    /// A call that wanted this very one has heard of it.
+    pub(crate) fn used(&self) {
+        let elapsed = self.born.elapsed().as_millis();
+        self.used.store(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Whether that was so at or after `since`.
+    pub(crate) fn used_since(&self, since: Instant) -> bool {
+        self.born + Duration::from_millis(self.used.load(Ordering::Relaxed)) >= since
     }
 
     /// An answer that was no failure.
-    pub(crate) fn succeeded(&self, now: Instant) {
-        self.heard(now);
+    pub(crate) fn succeeded(&self) {
+        self.heard();
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
@@ -177,7 +194,7 @@ impl Link {
     /// An answer that counts against the instance. At `limit` in a row the
     /// worker is told, who decides whether there is anything better.
     pub(crate) fn failed(&self, limit: u32) {
-        self.heard_now();
+        self.heard();
         self.timed_out(limit);
     }
 

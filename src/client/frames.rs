@@ -15,24 +15,25 @@ use tonic::{Status, body::Body};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Kept {
     first: Option<Bytes>,
-    more: VecDeque<Bytes>,
+    // Nearly no call copies and drops a queue.
+    more: Option<VecDeque<Bytes>>,
 }
 
 impl Kept {
     pub(crate) fn push(&mut self, data: Bytes) {
-        if self.first.is_none() && self.more.is_empty() {
+        if self.is_empty() {
             self.first = Some(data);
         } else {
-            self.more.push_back(data);
+            self.more.get_or_insert_default().push_back(data);
         }
     }
 
     fn pop(&mut self) -> Option<Bytes> {
-        self.first.take().or_else(|| self.more.pop_front())
+        self.first.take().or_else(|| self.more.as_mut()?.pop_front())
     }
 
     fn is_empty(&self) -> bool {
-        self.first.is_none() && self.more.is_empty()
+        self.first.is_none() && self.more.as_ref().is_none_or(|it| it.is_empty())
     }
 }
 
@@ -51,11 +52,6 @@ enum Then {
 }
 
 impl Frames {
-    /// These frames and nothing else.
-    pub(crate) fn only(kept: Kept) -> Self {
-        Self { kept, then: Then::End }
-    }
-
     /// These frames and what the body still holds.
     pub(crate) fn before(kept: Kept, body: Body) -> Self {
         Self { kept, then: Then::Body(body) }
@@ -101,5 +97,22 @@ impl HttpBody for Frames {
                 Then::Trailers(_) => false,
                 Then::Body(body) => body.is_end_stream(),
             }
+    }
+}
+
+/// These frames and nothing else.
+impl HttpBody for Kept {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Poll::Ready(self.pop().map(|data| Ok(Frame::data(data))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_empty()
     }
 }

@@ -1,73 +1,67 @@
 //! What a request says besides its body, kept so that it can be said again.
 
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version, request::Parts};
+use http::{
+    HeaderName, HeaderValue, Method, Request, Version,
+    header::{CONTENT_TYPE, TE},
+    request::Parts,
+    uri::PathAndQuery,
+};
 use tonic::body::Body;
 
-/// So many headers are kept in place. tonic's generated clients send two, and a third with a deadline.
-const IN_PLACE: usize = 4;
+/// What every request of a gRPC client says.
+const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// A request's head between attempts.
+/// A request's head between attempts, without its path.
 ///
-/// Nearly every call has one attempt alone, so that the map itself leaves with
-/// it, and what stays is a list: copying a `HeaderMap` costs two allocations
+/// Nearly every call has one attempt alone, so that the request's own map leaves
+/// with it, and what stays is a list: copying a `HeaderMap` costs two allocations
 /// and its index. Extensions stay behind: nothing below reads them.
 pub(crate) struct Head {
     method: Method,
-    uri: Uri,
     version: Version,
-    headers: Headers,
-}
-
-#[expect(
-    clippy::large_enum_variant,
-    reason = "every call becomes the large one, and a box is an allocation a call"
-)]
-enum Headers {
-    /// As they came.
-    Map(HeaderMap),
-    /// Their copy, after the map has left.
-    List([Option<(HeaderName, HeaderValue)>; IN_PLACE], Vec<(HeaderName, HeaderValue)>),
+    te: bool,
+    content_type: bool,
+    others: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Head {
-    pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { method, uri, version, headers, .. } = parts;
-        Self { method, uri, version, headers: Headers::Map(headers) }
+    /// Keeps what a request says. Its time-out is looked for on the way.
+    pub(crate) fn of(parts: &Parts) -> (Self, Option<&HeaderValue>) {
+        let Parts { method, version, headers, .. } = parts;
+        let (mut te, mut content_type, mut timeout, mut others) = (false, false, None, Vec::new());
+        for (name, value) in headers {
+            match name.as_str() {
+                "te" if !te && *value == TRAILERS => {
+                    te = true;
+                    continue;
+                }
+                "content-type" if !content_type && *value == GRPC => {
+                    content_type = true;
+                    continue;
+                }
+                "grpc-timeout" => timeout = timeout.or(Some(value)),
+                _ => {}
+            }
+            others.push((name.clone(), value.clone()));
+        }
+        (Self { method: method.clone(), version: *version, te, content_type, others }, timeout)
     }
 
-    pub(crate) fn uri(&self) -> &Uri {
-        &self.uri
-    }
-
-    /// The request of one attempt.
-    pub(crate) fn request(&mut self, body: Body) -> Request<Body> {
+    /// The request once more.
+    pub(crate) fn request(&self, path: PathAndQuery, body: Body) -> Request<Body> {
         let mut request = Request::new(body);
         *request.method_mut() = self.method.clone();
-        *request.uri_mut() = self.uri.clone();
+        *request.uri_mut() = path.into();
         *request.version_mut() = self.version;
-        *request.headers_mut() = self.headers.next();
-        request
-    }
-}
-
-impl Headers {
-    /// The headers of the next attempt.
-    fn next(&mut self) -> HeaderMap {
-        match self {
-            Self::Map(map) => {
-                let map = std::mem::take(map);
-                let mut all = map.iter().map(|(name, value)| (name.clone(), value.clone()));
-                *self = Self::List(std::array::from_fn(|_| all.next()), all.collect());
-                map
-            }
-            Self::List(first, more) => {
-                let mut map = HeaderMap::with_capacity(IN_PLACE + more.len());
-                for (name, value) in first.iter().flatten().chain(more.iter()) {
-                    map.append(name.clone(), value.clone());
-                }
-                map
-            }
+        let headers = request.headers_mut();
+        headers.reserve(2 + self.others.len());
+        let usual = [(self.te, TE, TRAILERS), (self.content_type, CONTENT_TYPE, GRPC)];
+        headers.extend(usual.into_iter().filter(|it| it.0).map(|(_, name, value)| (name, value)));
+        for (name, value) in &self.others {
+            headers.append(name, value.clone());
         }
+        request
     }
 }
 
@@ -79,17 +73,21 @@ mod tests {
     fn every_attempt_says_the_same() {
         let mut request = Request::new(Body::empty());
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = Uri::from_static("/counter.v1.Counter/Get");
         *request.version_mut() = Version::HTTP_2;
+        for (name, value) in [("te", TRAILERS), ("content-type", GRPC)] {
+            request.headers_mut().append(name, value);
+        }
         for n in 0..3 {
-            for name in ["te", "custom", "grpc-timeout"] {
+            for name in ["te", "custom", "grpc-timeout", "content-type"] {
                 request.headers_mut().append(name, HeaderValue::from(n));
             }
         }
-        let headers = request.headers().clone();
-        let mut head = Head::new(request.into_parts().0);
-        for _ in 0..3 {
-            let attempt = head.request(Body::empty());
+        let (parts, _) = request.into_parts();
+        let headers = parts.headers.clone();
+        let (head, timeout) = Head::of(&parts);
+        assert_eq!(timeout, Some(&HeaderValue::from(0)), "the first of them");
+        for _ in 0..2 {
+            let attempt = head.request(PathAndQuery::from_static("/counter.v1.Counter/Get"), Body::empty());
             assert_eq!(attempt.headers(), &headers);
             assert_eq!(attempt.method(), Method::POST);
             assert_eq!(attempt.uri(), "/counter.v1.Counter/Get");

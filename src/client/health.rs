@@ -57,7 +57,7 @@ impl HealthWatch {
         let mut words = client.watch(request).await?.into_inner();
         while let Some(word) = words.message().await? {
             *heard = true;
-            self.endpoint.link().heard_now();
+            self.endpoint.link().heard();
             let serving = word.status() == ServingStatus::Serving;
             if said.replace(serving) != Some(serving) {
                 self.say(serving).await;

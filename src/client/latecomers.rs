@@ -87,7 +87,12 @@ impl Latecomers {
     }
 
     /// A place for the call that `cx` wakes; `None` where it has to wait by itself.
-    pub(crate) fn enter(&self, cx: &Context<'_>) -> Option<Place<'_>> {
+    pub(crate) fn place(&self, cx: &Context<'_>) -> Option<Place<'_>> {
+        Some(Place { of: self, key: self.enter(cx)? })
+    }
+
+    /// The same, to be [left](Self::leave) by whoever holds the key.
+    pub(crate) fn enter(&self, cx: &Context<'_>) -> Option<usize> {
         if Handle::try_current().ok()?.id() != self.runtime {
             return None;
         }
@@ -101,8 +106,24 @@ impl Latecomers {
         }
         list.used = true;
         let since = list.ticks;
-        let key = list.waiting.insert(Waiting { waker, since, late: false });
-        Some(Place { of: self, key })
+        Some(list.waiting.insert(Waiting { waker, since, late: false }))
+    }
+
+    /// Whether the call at this place has become late; else it is woken when it does.
+    pub(crate) fn is_late(&self, key: usize, cx: &Context<'_>) -> bool {
+        let mut list = self.list.lock();
+        let waiting = &mut list.waiting[key];
+        if !waiting.late {
+            waiting.waker.clone_from(cx.waker());
+        }
+        waiting.late
+    }
+
+    /// Gives a place up.
+    pub(crate) fn leave(&self, key: usize) {
+        let gone = self.list.lock().waiting.try_remove(key);
+        // Its waker may be the last hold on a task: not dropped under the lock.
+        drop(gone);
     }
 
     /// False where nobody waits nor has waited since the last one.
@@ -145,20 +166,13 @@ impl Drop for Ticker {
 impl Place<'_> {
     /// Whether the call has become late; else it is woken when it does.
     pub(crate) fn is_late(&mut self, cx: &Context<'_>) -> bool {
-        let mut list = self.of.list.lock();
-        let waiting = &mut list.waiting[self.key];
-        if !waiting.late {
-            waiting.waker.clone_from(cx.waker());
-        }
-        waiting.late
+        self.of.is_late(self.key, cx)
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let gone = self.of.list.lock().waiting.try_remove(self.key);
-        // Its waker may be the last hold on a task: not dropped under the lock.
-        drop(gone);
+        self.of.leave(self.key);
     }
 }
 
@@ -182,7 +196,7 @@ mod tests {
         let began = Instant::now();
         let mut place = None;
         poll_fn(|cx| {
-            let place = place.get_or_insert_with(|| list.enter(cx).unwrap());
+            let place = place.get_or_insert_with(|| list.place(cx).unwrap());
             if place.is_late(cx) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
@@ -219,7 +233,7 @@ mod tests {
         let (list, _ticker) = ticking();
         let mut place = None;
         poll_fn(|cx| {
-            let place = place.get_or_insert_with(|| list.enter(cx).unwrap());
+            let place = place.get_or_insert_with(|| list.place(cx).unwrap());
             if place.is_late(cx) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;

@@ -82,7 +82,7 @@ impl ReplayBody {
     /// The body of one attempt. `None` when it has been consumed.
     pub(crate) fn attempt(&self) -> Option<Body> {
         match self {
-            Self::Whole(frames) => Some(Body::new(Frames::only(frames.clone()))),
+            Self::Whole(frames) => Some(Body::new(frames.clone())),
             Self::Leased(rest) if rest.lock().is_some() => {
                 Some(Body::new(Lease { rest: rest.clone(), taken: None }))
             }

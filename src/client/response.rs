@@ -18,12 +18,13 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Code, Status, body::Body};
 
 use super::{
-    answer::{NoEnd, tell},
+    answer::NoEnd,
     balance::Chosen,
     call::CallContext,
     details,
+    endpoint::Words,
     error::{CallError, CallErrorKind},
-    headers::{GRPC_STATUS, find},
+    headers::{Said, said},
     mechanisms::CallMechanism,
     outcome,
 };
@@ -62,8 +63,9 @@ struct Wait {
     /// Where streams are ended on instances that have left.
     drained: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     timer: Pin<Box<Sleep>>,
-    /// Since when it has been listened for a word of the instance.
+    /// Since when it has been listened for a word of the instance, and what had been heard by then.
     since: Instant,
+    words: Words,
 }
 
 impl Live {
@@ -94,17 +96,16 @@ impl WatchedBody {
     }
 
     /// The response ends with these.
-    fn trailers(&mut self, trailers: &HeaderMap, now: Instant) {
+    fn trailers(&mut self, code: Code, trailers: &HeaderMap) {
         let Some(Live { context, endpoint }) = self.end() else { return };
-        let code = find(trailers, &GRPC_STATUS).map_or(Code::Ok, |v| Code::from_bytes(v.as_bytes()));
         let status = if code == Code::Ok { None } else { Status::from_header_map(trailers) };
         // That it is the primary no longer is no fault of an instance.
         let of_roles =
             |status: &Status| PrimaryLost::of(status).is_some() || NotPrimary::of(status).is_some();
         if !outcome::counts_against(code) {
-            endpoint.link().succeeded(now);
+            endpoint.link().succeeded();
         } else if status.as_ref().is_some_and(of_roles) {
-            endpoint.link().heard(now);
+            endpoint.link().heard();
         } else {
             endpoint.link().failed(context.failures_to_eject());
         }
@@ -141,6 +142,7 @@ impl WatchedBody {
                 drained: context.drains().then(drained),
                 timer: Box::pin(sleep_until(wake(since))),
                 since,
+                words: endpoint.link().words(),
             }
         });
         if wait.abandoned.as_mut().poll(cx).is_ready() {
@@ -156,10 +158,10 @@ impl WatchedBody {
                 return Poll::Ready(CallErrorKind::DeadlineExceeded);
             }
             if now >= wait.since + PATIENCE {
-                if !endpoint.link().heard_since(wait.since) {
+                if !endpoint.link().heard_since(wait.words) {
                     endpoint.suspect();
                 }
-                wait.since = now;
+                (wait.since, wait.words) = (now, endpoint.link().words());
             }
             wait.timer.as_mut().reset(wake(wait.since));
         }
@@ -176,9 +178,10 @@ impl HttpBody for WatchedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
         let this = &mut *self;
         let Some(live) = &this.live else { return Poll::Ready(None) };
-        let now = Instant::now();
-        // Also where the next frame is there: a slow reader has a deadline too.
-        if this.deadline.is_some_and(|at| at <= now) {
+        // Also where the next frame is there: a slow reader has a deadline too. A single message has
+        // none: all of it is there soon or late, and to read the clock is dear beside the rest.
+        let may_be_long = !live.context.has_unary_response();
+        if may_be_long && this.deadline.is_some_and(|at| at <= Instant::now()) {
             return this.fail(CallErrorKind::DeadlineExceeded, None);
         }
         if live.is_drained() {
@@ -187,13 +190,17 @@ impl HttpBody for WatchedBody {
         match Pin::new(&mut this.inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(mut frame))) => {
                 if let Some(trailers) = frame.trailers_mut() {
-                    details::drop_malformed(trailers);
-                    if !this.has_status && !tell(trailers) {
+                    let Said { status, details, .. } = said(trailers);
+                    if !this.has_status && status.is_none() {
                         return this.fail(CallErrorKind::ResponseCut, Some(Arc::new(NoEnd)));
                     }
-                    this.trailers(trailers, now);
+                    let code = status.map_or(Code::Ok, |it| Code::from_bytes(it.as_bytes()));
+                    if details {
+                        details::drop_malformed(trailers);
+                    }
+                    this.trailers(code, trailers);
                 } else {
-                    live.endpoint.link().heard(now);
+                    live.context.heard(&live.endpoint);
                 }
                 Poll::Ready(Some(Ok(frame)))
             }

@@ -58,6 +58,11 @@ impl Setback {
 }
 
 impl Tries {
+    /// The first one is being made.
+    pub(crate) fn first() -> Self {
+        Self { made: 1, ..Self::default() }
+    }
+
     /// Attempts that count for how often a call may be sent.
     pub(crate) fn sends(&self) -> u32 {
         self.made - self.elsewhere

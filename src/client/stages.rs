@@ -57,7 +57,7 @@ pub async fn stages() -> Vec<(&'static str, f64)> {
 
     let head = request().into_parts().0;
     all.push(("clock, one reading", least(Instant::now)));
-    all.push(("deadline", least(|| Deadline::of(&head.headers, options.default_timeout, Instant::now()))));
+    all.push(("deadline", least(|| Deadline::of(None, options.default_timeout, Instant::now()))));
     all.push(("retry budget", least(|| budget.begun())));
     all.push(("method, what is known of it", least(|| methods.get(PATH))));
     let made = least(request);
@@ -66,18 +66,14 @@ pub async fn stages() -> Vec<(&'static str, f64)> {
         least(|| ReplayBody::capture(request().into_body(), 65536, false, cx)) - made,
     ));
     let admission = Admission::new(&options.traffic);
-    all.push(("a place among the calls", least(|| admission.begin().is_ok())));
+    all.push(("a place among the calls", least(|| admission.begin().map(|()| admission.end()).is_ok())));
     all.push(("pick", least(|| picker.pick(&binding.borrow(), &[]))));
     let whole = ReplayBody::capture(request().into_body(), 65536, false, cx);
     all.push(("body of an attempt", least(|| whole.attempt())));
-    let split = least(|| request().into_parts().0);
-    all.push((
-        "head of an attempt",
-        least(|| Head::new(request().into_parts().0).request(Body::empty())) - split,
-    ));
+    all.push(("head of an attempt", least(|| Head::of(&head))));
     all.push(("a channel lent and given back", least(|| endpoint.give_back(endpoint.lend()))));
     all.push(("timer, begun and dropped", least(|| sleep(Duration::from_millis(50)).now_or_never())));
-    all.push(("word of the instance", least(|| endpoint.link().succeeded(Instant::now()))));
+    all.push(("word of the instance", least(|| endpoint.link().succeeded())));
     all.push(("answer, boxed", least(|| Body::new(Frames::ending(Kept::default(), Some(HeaderMap::new()))))));
     let plain = least(|| Response::new(()));
     let told = least(|| {

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use http::uri::PathAndQuery;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status};
 
@@ -12,7 +13,6 @@ use super::CallShared;
 use crate::{
     Instance, NotPrimary,
     client::{
-        admission::UnderWay,
         answer::Answer,
         attempt::{Ended, Failure},
         balance::Chosen,
@@ -34,22 +34,34 @@ use crate::{
 /// One call.
 pub(crate) struct CallContext {
     shared: Arc<CallShared>,
-    uri: http::Uri,
+    path: PathAndQuery,
     method: Method,
-    /// What it wants otherwise than the settings have it.
-    wishes: Option<CallOptions>,
-    _under_way: UnderWay,
+    /// What it wants otherwise than the settings have it. Boxed, because most calls want nothing.
+    wishes: Option<Box<CallOptions>>,
 }
 
 impl CallContext {
-    pub(super) fn new(
-        shared: Arc<CallShared>,
-        uri: http::Uri,
-        wishes: Option<CallOptions>,
-        under_way: UnderWay,
-    ) -> Self {
-        let method = shared.methods.get(uri.path());
-        Self { shared, uri, method, wishes, _under_way: under_way }
+    /// Begins a call, which ends when this is dropped.
+    ///
+    /// # Errors
+    /// As many are under way as may be.
+    pub(super) fn begin(
+        shared: &Arc<CallShared>,
+        path: PathAndQuery,
+        wishes: Option<Box<CallOptions>>,
+    ) -> Result<Self, CallError> {
+        shared.admission.begin().map_err(|kind| {
+            let error = CallError::new(kind, None, 0);
+            shared.failed(path.path(), None, 0, error.status(), false);
+            error
+        })?;
+        shared.retry.budget.begun();
+        let method = shared.methods.get(path.path());
+        Ok(Self { shared: shared.clone(), path, method, wishes })
+    }
+
+    pub(super) fn path(&self) -> &PathAndQuery {
+        &self.path
     }
 
     pub(super) fn shared(&self) -> &CallShared {
@@ -74,7 +86,7 @@ impl CallContext {
         self.method.safe || self.lacks(CallMechanism::Safety)
     }
 
-    pub(super) fn has_unary_response(&self) -> bool {
+    pub(crate) fn has_unary_response(&self) -> bool {
         self.method.unary_response
     }
 
@@ -96,13 +108,13 @@ impl CallContext {
 
     /// Until its deadline, if need be.
     fn waits(&self) -> bool {
-        let said = self.wishes.as_ref().and_then(CallOptions::waits);
+        let said = self.wishes.as_deref().and_then(CallOptions::waits);
         said.unwrap_or(self.rules().wait_for_ready || self.shared.options.traffic.wait_for_ready)
     }
 
     /// Where it wants to go.
     fn aim(&self) -> Option<&Aim> {
-        self.wishes.as_ref().and_then(CallOptions::aim)
+        self.wishes.as_deref().and_then(CallOptions::aim)
     }
 
     /// Its response may be ended when its instance has left.
@@ -127,7 +139,7 @@ impl CallContext {
         status: &Status,
         resent: bool,
     ) {
-        self.shared.failed(self.uri.path(), instance, attempt, status, resent);
+        self.shared.failed(self.path.path(), instance, attempt, status, resent);
     }
 
     /// Tells the hook of an attempt that came to an error of our own.
@@ -210,30 +222,53 @@ impl CallContext {
         }
     }
 
+    /// The instance has answered.
+    pub(crate) fn heard(&self, endpoint: &Endpoint) {
+        endpoint.link().heard();
+        self.used(endpoint);
+    }
+
+    fn succeeded(&self, endpoint: &Endpoint) {
+        endpoint.link().succeeded();
+        self.used(endpoint);
+    }
+
+    /// What a call has chosen is kept for a while after it was last used.
+    fn used(&self, endpoint: &Endpoint) {
+        if self.aim().is_some() {
+            endpoint.link().used();
+        }
+    }
+
+    /// Whether an answer is a good one, and noted as such: only others need to be judged.
+    pub(super) fn is_good(&self, answer: &Answer, endpoint: &Endpoint) -> bool {
+        match answer.code() {
+            // Without a status yet the response has begun, and ends in its trailers.
+            // grpc-java counts it as a success too: it is committed.
+            None => self.heard(endpoint),
+            Some(Code::Ok) => self.succeeded(endpoint),
+            Some(_) => return false,
+        }
+        self.shared.retry.budget.succeeded();
+        true
+    }
+
     /// Looks at an answer: the status where it is one of a failure.
     pub(super) fn judge_answer(&self, answer: &Answer, endpoint: &Endpoint) -> Option<Status> {
-        // Without a status yet the response has begun, and ends in its trailers.
-        // grpc-java counts it as a success too: it is committed.
-        let now = Instant::now();
-        let Some(code) = answer.code() else {
-            endpoint.link().heard(now);
-            self.shared.retry.budget.succeeded();
+        if self.is_good(answer, endpoint) {
             return None;
-        };
+        }
+        let code = answer.code()?;
         if outcome::counts_against(code) {
             // That it is not the primary is no fault of an instance, and no merit. Nor is what the primary
             // answers while its store is away: nobody could do better, and it may be the primary again at once.
             let refuses = || answer.status().is_some_and(|status| NotPrimary::of(&status).is_some());
             match self.lookout().is_some() || refuses() {
-                true => endpoint.link().heard(now),
+                true => self.heard(endpoint),
                 false => endpoint.link().failed(self.failures_to_eject()),
             }
         } else {
-            endpoint.link().succeeded(now);
-        }
-        if code == Code::Ok {
-            self.shared.retry.budget.succeeded();
-            return None;
+            self.succeeded(endpoint);
         }
         Some(answer.status().unwrap_or_else(|| Status::new(code, "")))
     }
@@ -296,5 +331,11 @@ impl CallContext {
     /// An error of our own about an attempt.
     pub(super) fn error(&self, kind: CallErrorKind, endpoint: &Endpoint, attempt: u32) -> CallError {
         CallError::new(kind, Some(endpoint.instance().clone()), attempt)
+    }
+}
+
+impl Drop for CallContext {
+    fn drop(&mut self) {
+        self.shared.admission.end();
     }
 }

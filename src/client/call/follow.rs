@@ -58,7 +58,7 @@ pub(super) async fn run(
         let attempt_body = body.attempt().expect("a body that is gone is not resent");
         let bounds = serial::bounds(context, body, &request, tries);
         let given_up = serial::given_up(context, &endpoint);
-        let sent = request.attempt(attempt_body, tries);
+        let sent = request.attempt(context.path(), attempt_body, tries);
         let instance = endpoint.instance().clone();
         let at = Attempt { id: &instance.id, serial: endpoint.serial(), sent: Instant::now() };
         let tried = turn.is_some();
@@ -73,7 +73,7 @@ pub(super) async fn run(
         let wait = match ended {
             Ended::Answered(answer) => {
                 if let Some((status, refusal)) = refusal(&answer) {
-                    endpoint.link().heard_now();
+                    context.heard(&endpoint);
                     lookout.refused(at, refusal);
                     let resent = body.reclaim();
                     context.failed(Some(&instance), tries.made, &status, resent);

@@ -183,7 +183,7 @@ impl<'a> Hedges<'a> {
         let body = self.body.attempt().expect("only a body that is kept whole comes here");
         // The first may have waited for its connection.
         self.request.waited |= is_first;
-        let request = self.request.attempt(body, &self.tries);
+        let request = self.request.attempt(self.context.path(), body, &self.tries);
         let deadline = self.request.deadline.at();
         let suspect_after = self.context.shared().options.suspect_after;
         let bounds = Bounds { began: now, suspect_after, limit: deadline, deadline };

@@ -1,37 +1,39 @@
 //! One call, from the generated client to its response's headers.
 //!
 //! ```text
-//! capture the body --+--> serial.rs: pick -> attempt -> judge -+-> hand over
-//!                    |       ^                                 |
-//!                    |       +------ pause <- may be resent ---+
-//!                    |
+//! capture the body --+--> first.rs: pick -> send -> good answer -----> hand over
+//!                    |                       | anything else              ^
+//!                    |                       v                            |
+//!                    +--> serial.rs: pick -> attempt -> judge ------------+
+//!                    |       ^                            |               |
+//!                    |       +-- pause <- may be resent --+               |
 //!                    +--> hedge.rs: the same, several at once, where the rules say so
 //!                    +--> follow.rs: the same, at the primary alone
 //! ```
 
 mod context;
+mod first;
 mod follow;
 mod hedge;
 mod serial;
 
 use std::{
-    future::{Future, poll_fn},
     sync::{Arc, atomic::AtomicBool},
-    task::Poll,
-    time::Duration,
+    task::{Context, Waker},
 };
 
-use http::{Extensions, HeaderName, HeaderValue, Request, Response};
+use http::{Extensions, HeaderName, HeaderValue, Request, Response, uri::PathAndQuery};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
 };
 use tonic::{Status, body::Body};
 
-pub(crate) use self::context::CallContext;
+pub(crate) use self::{context::CallContext, first::CallFuture};
+use self::{first::Stay, serial::Started};
 use super::{
     admission::Admission,
-    answer::{self, Answer},
+    answer::Answer,
     balance::{Chosen, Picker},
     binding::Binding,
     choice::{CallOptions, Reach},
@@ -48,6 +50,7 @@ use super::{
     report::Report,
     response::WatchedBody,
     retry::{Retry, Tries},
+    services::Lifetime,
     status::ServiceStatus,
 };
 use crate::Instance;
@@ -71,7 +74,7 @@ pub(crate) struct CallShared {
     pub(crate) methods: Methods,
     pub(crate) picker: Picker,
     pub(crate) retry: Retry,
-    pub(crate) admission: Arc<Admission>,
+    pub(crate) admission: Admission,
     /// Where calls are to go to the primary alone.
     pub(crate) lookout: Option<Arc<Lookout>>,
     pub(crate) binding: watch::Receiver<Binding>,
@@ -103,22 +106,23 @@ impl CallShared {
     }
 }
 
-/// What a call's future is: boxed once a call.
-pub(crate) type CallFuture =
-    std::pin::Pin<Box<dyn Future<Output = Result<Response<Body>, CallError>> + Send>>;
+/// What the clones of a channel share, and each of its calls holds until its response begins.
+pub(crate) struct Line {
+    pub(crate) shared: Arc<CallShared>,
+    _lifetime: Arc<Lifetime>,
+}
 
 /// A call that is to be run: its request, taken apart.
-///
-/// Made before the call's future is, and lent to it: what an `async fn` is given
-/// for good lies in its future twice, and one of 4 KiB is slowly made and moved.
-pub(crate) struct Call {
-    shared: Arc<CallShared>,
+struct Call {
+    context: CallContext,
     head: Head,
-    body: Option<Body>,
+    body: ReplayBody,
     /// The request's, for the response's to be made of.
     extensions: Extensions,
     since: Instant,
     deadline: Deadline,
+    /// The header does not tell the deadline.
+    untold: bool,
 }
 
 /// How a call came to its response.
@@ -130,7 +134,7 @@ struct Answered {
 
 /// A request without its body, from which each attempt's is made.
 struct Outgoing<'a> {
-    head: &'a mut Head,
+    head: &'a Head,
     /// When the call began.
     since: Instant,
     deadline: Deadline,
@@ -140,73 +144,77 @@ struct Outgoing<'a> {
     waited: bool,
 }
 
-/// Runs one call, once. Dropping the future cancels it, here and on the server.
-pub(crate) async fn run(call: &mut Call) -> Result<Response<Body>, CallError> {
-    let context = call.begin()?;
-    let record = context.lookout().is_some();
-    let limit = context.shared().options.request_limit(record);
-    let mut body = poll_fn(|cx| {
-        let body = call.body.take().expect("polled once: it is ready at once");
-        Poll::Ready(ReplayBody::capture(body, limit, record, cx))
-    })
-    .await;
-    let request = call.outgoing(context.rules().timeout);
-    let deadline = request.deadline;
-    let answered = match context.hedging() {
-        // Boxed as well: it is larger, and not everybody's.
-        _ if context.lookout().is_some() => Box::pin(follow::run(&context, request, &mut body)).await?,
-        // Boxed, for what is seldom needed must not make every call's future larger.
-        Some(rules) if body.is_whole() => Box::pin(hedge::run(&context, rules, request, &body)).await?,
-        // By reference: what is moved into a future is kept twice.
-        _ => serial::run(&context, request, &mut body).await?,
+/// Begins one call: what needs no waiting is done at once. Dropping the future cancels the call, here
+/// and on the server.
+pub(crate) fn start(line: &Arc<Line>, request: Request<Body>) -> CallFuture {
+    let (since, shared) = (Instant::now(), &line.shared);
+    let (mut parts, body) = request.into_parts();
+    let extensions = std::mem::take(&mut parts.extensions);
+    let wishes = extensions.get::<CallOptions>().cloned().map(Box::new);
+    let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let context = match CallContext::begin(shared, path, wishes) {
+        Ok(context) => context,
+        Err(error) => return CallFuture::refused(error),
     };
-    let until = deadline.of_body(context.has_unary_response());
-    Ok(answered.hand_over(context, until, std::mem::take(&mut call.extensions)))
+    let (head, timeout) = Head::of(&parts);
+    let mut deadline = Deadline::of(timeout, shared.options.default_timeout, since);
+    // What the options say of the deadline; the caller has not told the server of it.
+    let timeout = context.rules().timeout;
+    let untold = timeout.is_some();
+    deadline = deadline.within(timeout, since);
+    if context.lacks(CallMechanism::Deadline) {
+        deadline = Deadline::none(since);
+    }
+    let record = context.lookout().is_some();
+    let limit = shared.options.request_limit(record);
+    // Whoever takes what is not there yet polls it again.
+    let body = ReplayBody::capture(body, limit, record, &mut Context::from_waker(Waker::noop()));
+    let call = Call { context, head, body, extensions, since, deadline, untold };
+    CallFuture::of(call, parts, Stay::on(line))
 }
 
-// === impl Call ===
+/// Goes on with a call that is not over with a good answer to its first attempt, or had none yet.
+async fn go_on(
+    mut call: Box<Call>,
+    started: Option<Started>,
+    stay: Stay,
+) -> Result<Response<Body>, CallError> {
+    let Call { context, head, body, since, deadline, untold, .. } = &mut *call;
+    let request = Outgoing::new(head, *since, *deadline, *untold);
+    let answered = match context.hedging() {
+        // Boxed, for what is seldom needed must not make every call's future larger.
+        _ if context.lookout().is_some() => Box::pin(follow::run(context, request, body)).await?,
+        Some(rules) if body.is_whole() => Box::pin(hedge::run(context, rules, request, body)).await?,
+        _ => serial::run(context, request, body, started).await?,
+    };
+    // Whoever keeps the future alone has got his answer.
+    drop(stay);
+    let Call { context, extensions, deadline, .. } = *call;
+    Ok(answered.hand_over(context, deadline, extensions))
+}
 
-impl Call {
-    pub(crate) fn new(shared: Arc<CallShared>, request: Request<Body>) -> Self {
-        let (mut head, body) = request.into_parts();
-        let since = Instant::now();
-        let deadline = Deadline::of(&head.headers, shared.options.default_timeout, since);
-        let extensions = std::mem::take(&mut head.extensions);
-        Self { shared, head: Head::new(head), body: Some(body), extensions, since, deadline }
-    }
+// === impl Line ===
 
-    /// What is known of the call at once. Not in the future itself, which would keep
-    /// a place for each step of it.
-    fn begin(&self) -> Result<CallContext, CallError> {
-        let (shared, uri) = (&self.shared, self.head.uri());
-        let under_way = shared.admission.begin().map_err(|kind| {
-            let error = CallError::new(kind, None, 0);
-            shared.failed(uri.path(), None, 0, error.status(), false);
-            error
-        })?;
-        shared.retry.budget.begun();
-        let wishes = self.extensions.get::<CallOptions>().cloned();
-        Ok(CallContext::new(shared.clone(), uri.clone(), wishes, under_way))
-    }
-
-    /// `timeout` is what the options say of the deadline; the caller has not told
-    /// the server of it.
-    fn outgoing(&mut self, timeout: Option<Duration>) -> Outgoing<'_> {
-        let mut deadline = self.deadline.within(timeout, self.since);
-        if self.shared.without.lacks(CallMechanism::Deadline) {
-            deadline = Deadline::none(self.since);
-        }
-        let untold = timeout.is_some();
-        Outgoing { head: &mut self.head, since: self.since, deadline, untold, waited: false }
+impl Line {
+    pub(crate) fn new(shared: Arc<CallShared>, lifetime: Arc<Lifetime>) -> Self {
+        Self { shared, _lifetime: lifetime }
     }
 }
 
 // === impl Outgoing ===
 
-impl Outgoing<'_> {
+impl<'a> Outgoing<'a> {
+    fn new(head: &'a Head, since: Instant, deadline: Deadline, untold: bool) -> Self {
+        Self { head, since, deadline, untold, waited: false }
+    }
+
     /// The next attempt's request; `tries` counts it.
-    fn attempt(&mut self, body: Body, tries: &Tries) -> Request<Body> {
-        let mut request = self.head.request(body);
+    fn attempt(&self, path: &PathAndQuery, body: Body, tries: &Tries) -> Request<Body> {
+        self.tell(self.head.request(path.clone(), body), tries)
+    }
+
+    /// Tells the server what it is to know of an attempt.
+    fn tell(&self, mut request: Request<Body>, tries: &Tries) -> Request<Body> {
         if self.untold || self.waited || tries.made > 1 {
             self.deadline.lower(request.headers_mut(), Instant::now());
         }
@@ -227,17 +235,15 @@ impl Outgoing<'_> {
 impl Answered {
     /// The caller's response. Its extensions are put into `map`, which nobody needs
     /// any more: two allocations less.
-    fn hand_over(self, context: CallContext, until: Option<Instant>, mut map: Extensions) -> Response<Body> {
+    fn hand_over(self, context: CallContext, deadline: Deadline, mut map: Extensions) -> Response<Body> {
+        let until = deadline.of_body(context.has_unary_response());
         let Self { answer, endpoint, attempts } = self;
         let served = Served { instance: endpoint.instance().clone(), attempts };
         let mut response = match answer {
             Answer::Whole(response) => response.map(Body::new),
-            Answer::Begun(response) => {
-                let has_status = answer::tell(response.headers());
-                response.map(|body| {
-                    Body::new(WatchedBody::new(body, has_status, context, endpoint, attempts, until))
-                })
-            }
+            Answer::Begun { response, has_status } => response.map(|body| {
+                Body::new(WatchedBody::new(body, has_status, context, endpoint, attempts, until))
+            }),
         };
         if response.extensions().is_empty() {
             map.clear();

@@ -8,7 +8,8 @@ use tokio_util::sync::CancellationToken;
 use super::{Answered, CallContext, Outgoing};
 use crate::client::{
     answer::Answer,
-    attempt::{Bounds, Ended, attempt},
+    attempt::{Bounds, Ended, Exchange, attempt, go_on},
+    balance::Chosen,
     endpoint::Endpoint,
     error::{CallError, CallErrorKind},
     policy::Pushback,
@@ -16,10 +17,26 @@ use crate::client::{
     retry::{Setback, Tries},
 };
 
+/// An attempt that was begun before.
+pub(super) struct Started {
+    pub(super) endpoint: Chosen,
+    pub(super) bounds: Bounds,
+    pub(super) so_far: SoFar,
+}
+
+/// What came of it up to now.
+pub(super) enum SoFar {
+    Ended(Ended),
+    /// It goes on, and its answer is late.
+    Late(Exchange),
+}
+
+/// `started` is the first attempt, where that has been begun.
 pub(super) async fn run(
     context: &CallContext,
     mut request: Outgoing<'_>,
     body: &mut ReplayBody,
+    mut started: Option<Started>,
 ) -> Result<Answered, CallError> {
     let mut tries = Tries::default();
     // For all waits of the call together, and not for what it waits for answers.
@@ -27,21 +44,37 @@ pub(super) async fn run(
     let patience_at_first = patience;
     let deadline = request.deadline;
     loop {
-        let endpoint = match context.pick(&tries, &deadline, &mut patience).await {
-            Ok(endpoint) => endpoint,
-            Err(error) => return Err(context.give_up(error)),
+        let (endpoint, ended) = if let Some(Started { endpoint, bounds, so_far }) = started.take() {
+            tries.made += 1;
+            let ended = match so_far {
+                SoFar::Ended(ended) => ended,
+                SoFar::Late(exchange) => {
+                    let given_up = given_up(context, &endpoint);
+                    let late =
+                        go_on(&endpoint, exchange, context.whole(), given_up, context.latecomers(), bounds);
+                    late.await
+                }
+            };
+            (endpoint, ended)
+        } else {
+            let endpoint = match context.pick(&tries, &deadline, &mut patience).await {
+                Ok(endpoint) => endpoint,
+                Err(error) => return Err(context.give_up(error)),
+            };
+            if tries.made > 0 && Instant::now() >= deadline.at() {
+                let error = CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made).after(&tries);
+                return Err(context.give_up(error));
+            }
+            tries.made += 1;
+            request.waited |= patience < patience_at_first;
+            let attempt_body = body.attempt().expect("a body that is gone is not resent");
+            let bounds = bounds(context, body, &request, &tries);
+            let given_up = given_up(context, &endpoint);
+            let sent = request.attempt(context.path(), attempt_body, &tries);
+            let sent = attempt(&endpoint, sent, context.whole(), given_up, context.latecomers(), bounds);
+            let ended = sent.await;
+            (endpoint, ended)
         };
-        if tries.made > 0 && Instant::now() >= deadline.at() {
-            let error = CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made).after(&tries);
-            return Err(context.give_up(error));
-        }
-        tries.made += 1;
-        request.waited |= patience < patience_at_first;
-        let attempt_body = body.attempt().expect("a body that is gone is not resent");
-        let bounds = bounds(context, body, &request, &tries);
-        let given_up = given_up(context, &endpoint);
-        let sent = request.attempt(attempt_body, &tries);
-        let ended = attempt(&endpoint, sent, context.whole(), given_up, context.latecomers(), bounds).await;
         let wait = match ended {
             Ended::Answered(answer) => match judge(context, &answer, &endpoint, body, &mut tries) {
                 Some(wait) => wait,

@@ -10,16 +10,26 @@ use tower::retry::budget::{Budget as _, TpsBudget};
 /// How long the share looks back.
 const WINDOW: Duration = Duration::from_secs(10);
 
+/// So many calls make one deposit of as many times its worth: to make one costs more than the rest
+/// of what a call does here.
+const CALLS_A_DEPOSIT: u32 = 10;
+
 /// The budget of one service.
 pub(crate) enum Budget {
-    /// So many a second, and this share of all calls.
-    Share(TpsBudget),
+    Share(Share),
     Tokens(Tokens),
+}
+
+/// So many a second, and this share of all calls.
+pub(crate) struct Share {
+    budget: TpsBudget,
+    calls: AtomicU32,
 }
 
 impl Budget {
     pub(crate) fn share(ratio: f32, per_second: u32) -> Self {
-        Self::Share(TpsBudget::new(WINDOW, per_second, ratio))
+        let budget = TpsBudget::new(WINDOW, per_second, ratio * CALLS_A_DEPOSIT as f32);
+        Self::Share(Share { budget, calls: AtomicU32::new(0) })
     }
 
     pub(crate) fn tokens(throttling: Throttling) -> Self {
@@ -28,8 +38,10 @@ impl Budget {
 
     /// A call has begun.
     pub(crate) fn begun(&self) {
-        if let Self::Share(share) = self {
-            share.deposit();
+        if let Self::Share(share) = self
+            && share.calls.fetch_add(1, Ordering::Relaxed) % CALLS_A_DEPOSIT == CALLS_A_DEPOSIT - 1
+        {
+            share.budget.deposit();
         }
     }
 
@@ -51,7 +63,7 @@ impl Budget {
     /// Whether there may be another attempt, which is then made.
     pub(crate) fn pay(&self) -> bool {
         match self {
-            Self::Share(share) => share.withdraw(),
+            Self::Share(share) => share.budget.withdraw(),
             Self::Tokens(tokens) => tokens.are_enough(),
         }
     }

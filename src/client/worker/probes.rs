@@ -7,7 +7,7 @@ use tokio::{task::JoinSet, time::Instant};
 use super::Worker;
 use crate::client::{
     connector::{ConnectError, Life},
-    endpoint::{Endpoint, Link},
+    endpoint::{Endpoint, Link, Words},
     event::RebindCause,
     report::LossCause,
 };
@@ -28,6 +28,8 @@ pub(super) struct Probes {
 #[derive(Clone, Copy)]
 struct Suspicion {
     since: Instant,
+    /// What had been heard by then.
+    words: Words,
     unanswered: u32,
 }
 
@@ -53,7 +55,8 @@ impl Worker {
     /// Asks the instance for a sign of life, unless that is under way.
     pub(super) fn probe(&mut self, endpoint: Arc<Endpoint>, since: Instant) {
         if !self.probes.is_asking(endpoint.serial()) {
-            self.send_probe(endpoint, Suspicion { since, unanswered: 0 });
+            let words = endpoint.link().words();
+            self.send_probe(endpoint, Suspicion { since, words, unanswered: 0 });
         }
     }
 
@@ -71,7 +74,7 @@ impl Worker {
         match result {
             Ok(Life::Here) => link.acquit(),
             // It answers others, if not the probe: busy, not dead.
-            Ok(Life::Elsewhere(_)) | Err(ConnectError::TimedOut(_)) if link.heard_since(suspicion.since) => {
+            Ok(Life::Elsewhere(_)) | Err(ConnectError::TimedOut(_)) if link.heard_since(suspicion.words) => {
                 link.acquit();
             }
             Ok(Life::Elsewhere(fresh)) => {

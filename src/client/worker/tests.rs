@@ -355,7 +355,7 @@ impl Play {
         }
         let link = chosen.link();
         match state {
-            State::Up => link.succeeded(Instant::now()),
+            State::Up => link.succeeded(),
             State::Bad => link.failed(FAILURES),
             State::Silent => chosen.suspect(),
             State::Down => link.lose(LossCause::Closed),

@@ -68,7 +68,7 @@ impl Worker {
             endpoints.any(|(name, endpoint)| {
                 aim.datacenter.as_ref().is_none_or(|it| it == name)
                     && aim.instance.as_ref().is_none_or(|it| *it == endpoint.instance().id)
-                    && now.checked_sub(KEPT_FOR / 2).is_some_and(|since| endpoint.link().heard_since(since))
+                    && now.checked_sub(KEPT_FOR / 2).is_some_and(|since| endpoint.link().used_since(since))
             })
         };
         kept.retain(|aim, until| {
