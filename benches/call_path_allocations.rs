@@ -47,9 +47,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let raw = CounterClient::new(Endpoint::from_shared(server.address())?.connect().await?);
         let ours = Ours::new([instance(server.port)], Policy::PickFirst);
         ours.until_ready(1).await;
-        let mut request = http::Request::new(tonic::body::Body::empty());
-        *request.uri_mut() = http::Uri::from_static("/counter.v1.Counter/Get");
-        println!("a call's future takes {} bytes", size_of_val(&*ours.client.channel().call(request)));
         for (method, name) in [(Method::Safe, "safe"), (Method::Unsafe, "unsafe")] {
             let theirs = taken(raw.clone(), method).await;
             let our = taken(ours.caller(), method).await;

@@ -65,8 +65,14 @@ pub(crate) async fn takeovers(
     for _ in 0..runs {
         let primary = world.until_primary().await;
         let other = A + B - primary;
-        // It knows who is primary, as one does that has been running.
+        // It knows who is primary and who might be, as one does that has been running.
         answers(&client, primary).await;
+        let knows_both = async {
+            while client.ready() < NAMES.len() {
+                sleep(LOOK).await;
+            }
+        };
+        timeout(BOUND, knows_both).await.expect("it connects to both");
         let stalls = Stalls::watch();
         let mut struck = None;
         let began = Instant::now();

@@ -27,7 +27,7 @@ pub(crate) enum Answer {
     /// The headers are here, with or without the call's status; the body goes on.
     Begun { response: Response<Body>, has_status: bool },
     /// All of it is here.
-    Whole(Response<Frames>),
+    Whole { response: Response<Frames>, code: Option<Code> },
 }
 
 /// A response whose headers are here, and whether they tell its status.
@@ -68,8 +68,10 @@ pub(crate) struct Intake {
     response: Option<Response<Body>>,
     kept: Kept,
     trailers: Option<HeaderMap>,
-    /// The headers or the trailers told how the call ended.
+    /// The headers told how the call ended.
     has_status: bool,
+    /// The trailers did.
+    code: Option<Code>,
     size: usize,
     limit: usize,
 }
@@ -87,22 +89,17 @@ impl Answer {
     /// allocations that a call that went well is spared.
     pub(crate) fn code(&self) -> Option<Code> {
         match self {
-            Self::Begun { has_status: false, .. } => return None,
-            Self::Whole(response) => {
-                if let Some(code) = response.body().trailers().and_then(|it| find(it, &GRPC_STATUS)) {
-                    return Some(Code::from_bytes(code.as_bytes()));
-                }
-            }
-            Self::Begun { .. } => {}
+            Self::Begun { has_status: false, .. } => None,
+            Self::Whole { code: Some(code), .. } => Some(*code),
+            Self::Begun { .. } | Self::Whole { .. } => self.status().map(|status| status.code()),
         }
-        self.status().map(|status| status.code())
     }
 
     /// The call's status, as far as it is known.
     pub(crate) fn status(&self) -> Option<Status> {
         match self {
             Self::Begun { response, .. } => status_in(response.headers()),
-            Self::Whole(response) => {
+            Self::Whole { response, .. } => {
                 let trailers = response.body().trailers();
                 trailers.and_then(status_in).or_else(|| status_in(response.headers()))
             }
@@ -114,7 +111,15 @@ impl Answer {
 
 impl Intake {
     pub(crate) fn new(response: Response<Body>, has_status: bool, limit: usize) -> Self {
-        Self { response: Some(response), kept: Kept::default(), trailers: None, has_status, size: 0, limit }
+        Self {
+            response: Some(response),
+            kept: Kept::default(),
+            trailers: None,
+            has_status,
+            code: None,
+            size: 0,
+            limit,
+        }
     }
 
     /// Is not to be polled again once it is ready.
@@ -142,7 +147,7 @@ impl Intake {
                     self.trailers = frame.into_trailers().ok();
                     if let Some(trailers) = &mut self.trailers {
                         let said = said(trailers);
-                        self.has_status |= said.status.is_some();
+                        self.code = said.status.map(|it| Code::from_bytes(it.as_bytes()));
                         if said.details {
                             details::drop_malformed(trailers);
                         }
@@ -151,10 +156,12 @@ impl Intake {
             }
         }
         let (kept, trailers) = (std::mem::take(&mut self.kept), self.trailers.take());
-        if !self.has_status {
+        let code = self.code;
+        if !self.has_status && code.is_none() {
             return Poll::Ready(Err(NoEnd.into()));
         }
-        Poll::Ready(Ok(Answer::Whole(self.finish().map(|_| Frames::ending(kept, trailers)))))
+        let response = self.finish().map(|_| Frames::ending(kept, trailers));
+        Poll::Ready(Ok(Answer::Whole { response, code }))
     }
 
     fn finish(&mut self) -> Response<Body> {
@@ -204,7 +211,7 @@ mod tests {
     async fn a_whole_answer_is_passed_on_as_it_came() {
         let answer = whole(response(vec![data("one"), data("two"), trailers("0")]), 100).await.unwrap();
         assert_eq!(answer.status().map(|s| s.code()), Some(Code::Ok));
-        let Answer::Whole(response) = answer else { panic!("whole") };
+        let Answer::Whole { response, .. } = answer else { panic!("whole") };
         let collected = response.into_body().collect().await.unwrap();
         assert_eq!(collected.trailers().unwrap()["grpc-status"], "0");
         assert_eq!(collected.to_bytes(), "onetwo");

@@ -10,7 +10,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -18,15 +18,12 @@ use http::Request;
 use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
-use tonic::{
-    body::Body,
-    transport::{Channel, channel::ResponseFuture},
-};
+use tonic::{body::Body, transport::channel::ResponseFuture};
 use tower::Service;
 
 use super::{
     answer::{self, Answer, Intake},
-    endpoint::{Endpoint, Words},
+    endpoint::{self, Endpoint, Words},
     latecomers::{self, Latecomers, Place},
     outcome::{self, Proof, Verdict},
 };
@@ -142,8 +139,8 @@ pub(crate) struct Attempt<'a> {
     reason = "answers to safe methods become the large one, and a box is an allocation a call"
 )]
 pub(crate) enum Exchange {
-    /// For room on the connection. Boxed, because nearly always there is.
-    Waits(Box<(Channel, Request<Body>)>),
+    /// For room on the connection.
+    Waits(Box<endpoint::Waits>),
     /// It is being sent.
     Between,
     /// The response's headers are awaited.
@@ -207,23 +204,15 @@ impl Future for Attempt<'_> {
 impl Exchange {
     /// Nothing is sent before it is polled.
     fn new(endpoint: &Endpoint, request: Request<Body>) -> Self {
-        Self::Waits(Box::new((endpoint.lend(), request)))
+        Self::Waits(Box::new((endpoint.channel().clone(), request)))
     }
 
     /// Sends at once, where there is room on the connection.
     pub(crate) fn begin(endpoint: &Endpoint, request: Request<Body>) -> Self {
-        let mut channel = endpoint.lend();
-        match channel.poll_ready(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(())) => Self::send(endpoint, channel, request),
-            // It says so again.
-            _ => Self::Waits(Box::new((channel, request))),
+        match endpoint.try_send(request) {
+            Ok(sent) => Self::Sent(sent),
+            Err(waits) => Self::Waits(waits),
         }
-    }
-
-    fn send(endpoint: &Endpoint, mut channel: Channel, request: Request<Body>) -> Self {
-        let sent = channel.call(request);
-        endpoint.give_back(channel);
-        Self::Sent(sent)
     }
 
     /// Is not to be polled again once it is ready.
@@ -238,8 +227,9 @@ impl Exchange {
                 Self::Waits(waits) => {
                     ready!(waits.0.poll_ready(cx)).map_err(Failure::unanswered)?;
                     if let Self::Waits(waits) = std::mem::replace(self, Self::Between) {
-                        let (channel, request) = *waits;
-                        *self = Self::send(endpoint, channel, request);
+                        let (mut channel, request) = *waits;
+                        *self = Self::Sent(channel.call(request));
+                        endpoint.keep(channel);
                     }
                 }
                 Self::Between => return Poll::Pending,

@@ -7,13 +7,19 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
+use http::Request;
 use parking_lot::Mutex;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
+use tonic::{
+    body::Body,
+    transport::{Channel, channel::ResponseFuture},
+};
+use tower::Service;
 
 use super::report::{LossCause, Report};
 use crate::Instance;
@@ -22,14 +28,14 @@ use crate::Instance;
 pub(crate) struct Endpoint {
     instance: Arc<Instance>,
     channel: Channel,
-    /// Clones of it that wait for the next calls.
-    spare: Mutex<Vec<Channel>>,
+    /// A clone of it that waits for the next call.
+    spare: Mutex<Option<Channel>>,
     link: Arc<Link>,
 }
 
-/// How many clones of a channel are kept: a call needs one only while it is
-/// handed over, so that there are seldom more than threads.
-const SPARE_CLONES: usize = 4;
+/// A request that waits for room on a connection, and what it is sent with. Boxed, because nearly
+/// always there is room.
+pub(crate) type Waits = (Channel, Request<Body>);
 
 /// The life of one connection. Made before the connection is, so that the
 /// socket itself can say when it ends.
@@ -232,7 +238,7 @@ impl Link {
 
 impl Endpoint {
     pub(crate) fn new(instance: Arc<Instance>, channel: Channel, link: Arc<Link>) -> Self {
-        Self { instance, channel, spare: Mutex::new(Vec::new()), link }
+        Self { instance, channel, spare: Mutex::new(None), link }
     }
 
     /// The same connection, as the registry describes its instance now.
@@ -248,21 +254,32 @@ impl Endpoint {
         &self.channel
     }
 
-    /// A clone to poll and to call: a channel that was not polled itself panics.
-    /// One that is [given back](Self::give_back) after the call spares the next
-    /// call two allocations and the counting of clones.
-    pub(crate) fn lend(&self) -> Channel {
-        let spare = self.spare.lock().pop();
-        spare.unwrap_or_else(|| self.channel.clone())
+    /// Sends a request at once, where there is room on the connection; else gives it back with a channel
+    /// that is to be polled for it.
+    ///
+    /// A channel that was not polled itself panics, so that one is not called as it is but a clone of it.
+    /// The clone is kept for the next call, which spares that two allocations and the counting of clones.
+    pub(crate) fn try_send(&self, request: Request<Body>) -> Result<ResponseFuture, Box<Waits>> {
+        let mut spare = self.spare.try_lock();
+        let kept = spare.as_mut().and_then(|spare| spare.take());
+        let mut channel = kept.unwrap_or_else(|| self.channel.clone());
+        match channel.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(())) => {
+                let sent = channel.call(request);
+                if let Some(spare) = &mut spare {
+                    **spare = Some(channel);
+                }
+                Ok(sent)
+            }
+            // Where it has failed it says so again.
+            _ => Err(Box::new((channel, request))),
+        }
     }
 
-    /// Takes back a clone that has been called: one that is ready and was not
-    /// would hold a place on the connection.
-    pub(crate) fn give_back(&self, channel: Channel) {
-        let mut spare = self.spare.lock();
-        if spare.len() < SPARE_CLONES {
-            spare.push(channel);
-        }
+    /// Keeps a clone that has been called: one that is ready and was not would hold a place on the
+    /// connection.
+    pub(crate) fn keep(&self, channel: Channel) {
+        *self.spare.lock() = Some(channel);
     }
 
     pub(crate) fn link(&self) -> &Arc<Link> {

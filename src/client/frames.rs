@@ -28,6 +28,11 @@ impl Kept {
         }
     }
 
+    /// The one frame, where there is one alone.
+    pub(crate) fn single(&self) -> Option<&Bytes> {
+        self.first.as_ref().filter(|_| self.more.is_none())
+    }
+
     fn pop(&mut self) -> Option<Bytes> {
         self.first.take().or_else(|| self.more.as_mut()?.pop_front())
     }

@@ -30,6 +30,8 @@ use super::{
 pub(crate) enum ReplayBody {
     /// All of it, in memory: nearly always a single frame.
     Whole(Kept),
+    /// All of it, after the frame itself has left with the first attempt.
+    Small(Small),
     /// What was ready, and the rest; gone once an attempt has polled it.
     Leased(Arc<Mutex<Option<Frames>>>),
     /// The same, kept while it is sent.
@@ -76,13 +78,22 @@ impl ReplayBody {
 
     /// Whether all of it is kept: then several attempts may be made at once.
     pub(crate) fn is_whole(&self) -> bool {
-        matches!(self, Self::Whole(_))
+        matches!(self, Self::Whole(_) | Self::Small(_))
+    }
+
+    /// The body of the first attempt, where it is the only one for now. `None` as for others.
+    pub(crate) fn first_attempt(&mut self) -> Option<Body> {
+        let Self::Whole(kept) = self else { return self.attempt() };
+        let Some(copy) = kept.single().and_then(Small::of) else { return self.attempt() };
+        let whole = std::mem::replace(self, Self::Small(copy));
+        if let Self::Whole(kept) = whole { Some(Body::new(kept)) } else { None }
     }
 
     /// The body of one attempt. `None` when it has been consumed.
     pub(crate) fn attempt(&self) -> Option<Body> {
         match self {
             Self::Whole(frames) => Some(Body::new(frames.clone())),
+            Self::Small(small) => Some(Body::new(small.frame())),
             Self::Leased(rest) if rest.lock().is_some() => {
                 Some(Body::new(Lease { rest: rest.clone(), taken: None }))
             }
@@ -96,7 +107,7 @@ impl ReplayBody {
     /// be made.
     pub(crate) fn reclaim(&mut self) -> bool {
         let place = match self {
-            Self::Whole(_) => return true,
+            Self::Whole(_) | Self::Small(_) => return true,
             Self::Recorded(recording) => return recording.reclaim(),
             Self::Leased(place) => place,
         };
@@ -104,6 +115,29 @@ impl ReplayBody {
         let is_whole = rest.is_some();
         *place = Arc::new(Mutex::new(rest));
         is_whole
+    }
+}
+
+/// A copy of a frame of few bytes: cheaper to make than to share the frame itself, which takes an allocation.
+pub(crate) struct Small {
+    len: usize,
+    bytes: [u8; SMALL],
+}
+
+/// Up to so many bytes. Our choice: two cache lines.
+const SMALL: usize = 128;
+
+impl Small {
+    fn of(data: &Bytes) -> Option<Self> {
+        let mut bytes = [0; SMALL];
+        bytes.get_mut(..data.len())?.copy_from_slice(data);
+        Some(Self { len: data.len(), bytes })
+    }
+
+    fn frame(&self) -> Kept {
+        let mut kept = Kept::default();
+        kept.push(Bytes::copy_from_slice(&self.bytes[..self.len]));
+        kept
     }
 }
 
@@ -174,6 +208,26 @@ mod tests {
             assert!(body.reclaim());
             assert_eq!(text(body.attempt().unwrap()), "message");
         }
+    }
+
+    #[test]
+    fn the_first_attempt_takes_a_small_frame_along_and_the_next_send_its_copy() {
+        for message in ["", "small", &"x".repeat(SMALL), &"x".repeat(SMALL + 1)] {
+            let frame = Bytes::copy_from_slice(message.as_bytes());
+            let mut body = capture(
+                Body::new(StreamBody::new(tokio_stream::once(Ok::<_, Status>(Frame::data(frame))))),
+                1024,
+            );
+            assert_eq!(text(body.first_attempt().unwrap()), message);
+            for _ in 0..2 {
+                assert!(body.reclaim() && body.is_whole());
+                assert_eq!(text(body.attempt().unwrap()), message);
+            }
+        }
+        let mut body = capture(stream(&["one", "two"]), 1024);
+        assert_eq!(text(body.first_attempt().unwrap()), "onetwo");
+        assert_eq!(text(body.attempt().unwrap()), "onetwo");
+        assert!(capture(Body::empty(), 1024).first_attempt().unwrap().is_end_stream());
     }
 
     #[test]

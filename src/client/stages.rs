@@ -71,7 +71,6 @@ pub async fn stages() -> Vec<(&'static str, f64)> {
     let whole = ReplayBody::capture(request().into_body(), 65536, false, cx);
     all.push(("body of an attempt", least(|| whole.attempt())));
     all.push(("head of an attempt", least(|| Head::of(&head))));
-    all.push(("a channel lent and given back", least(|| endpoint.give_back(endpoint.lend()))));
     all.push(("timer, begun and dropped", least(|| sleep(Duration::from_millis(50)).now_or_never())));
     all.push(("word of the instance", least(|| endpoint.link().succeeded())));
     all.push(("answer, boxed", least(|| Body::new(Frames::ending(Kept::default(), Some(HeaderMap::new()))))));

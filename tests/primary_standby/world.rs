@@ -223,7 +223,7 @@ impl World {
                 let config = ConsulConfig::new(url).unwrap();
                 let service = ConsulService::builder(config).service(options()).build().unwrap();
                 let channel = service.grpc_client("counter").unwrap().channel();
-                Client { channel, _keeps: Keeps::Consul(service) }
+                Client { channel, keeps: Keeps::Consul(service) }
             }
             None => {
                 let list = StaticList::new();
@@ -233,7 +233,7 @@ impl World {
                 list.set("counter", instances.collect::<Vec<_>>());
                 let services = Services::builder(list).service(options()).build().unwrap();
                 let channel = services.grpc_client("counter").unwrap().channel();
-                Client { channel, _keeps: Keeps::List(services) }
+                Client { channel, keeps: Keeps::List(services) }
             }
         }
     }
@@ -242,13 +242,23 @@ impl World {
 /// A client of the primary.
 pub(crate) struct Client {
     pub(crate) channel: FailoverChannel,
-    _keeps: Keeps,
+    keeps: Keeps,
 }
 
-#[allow(dead_code, reason = "they keep the client alive")]
 enum Keeps {
     Consul(ConsulService),
     List(Services),
+}
+
+impl Client {
+    /// How many instances it is connected to.
+    pub(crate) fn ready(&self) -> usize {
+        let status = match &self.keeps {
+            Keeps::Consul(service) => service.grpc_client("counter").map(|it| it.status()),
+            Keeps::List(services) => services.grpc_client("counter").map(|it| it.status()),
+        };
+        status.unwrap().datacenters.first().map_or(0, |it| it.ready)
+    }
 }
 
 /// A question.

@@ -60,7 +60,7 @@ impl CallFuture {
     }
 
     /// Sends the first attempt, where that can be at once.
-    pub(super) fn of(call: Call, parts: Parts, stay: Stay) -> Self {
+    pub(super) fn of(mut call: Call, parts: Parts, stay: Stay) -> Self {
         let endpoint = if call.is_plain() { call.context.pick_now(&[]) } else { None };
         Self(match endpoint {
             Some(endpoint) => {
@@ -158,11 +158,11 @@ impl Call {
     }
 
     /// Its first attempt.
-    fn send(&self, parts: Parts, endpoint: &Chosen) -> (Exchange, Bounds) {
+    fn send(&mut self, parts: Parts, endpoint: &Chosen) -> (Exchange, Bounds) {
         let tries = Tries::first();
+        let body = self.body.first_attempt().expect("nothing has taken it before the first attempt");
         let outgoing = Outgoing::new(&self.head, self.since, self.deadline, self.untold);
         let bounds = serial::bounds(&self.context, &self.body, &outgoing, &tries);
-        let body = self.body.attempt().expect("nothing has taken it before the first attempt");
         let request = outgoing.tell(Request::from_parts(parts, body), &tries);
         (Exchange::begin(endpoint, request), bounds)
     }

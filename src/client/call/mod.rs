@@ -240,7 +240,7 @@ impl Answered {
         let Self { answer, endpoint, attempts } = self;
         let served = Served { instance: endpoint.instance().clone(), attempts };
         let mut response = match answer {
-            Answer::Whole(response) => response.map(Body::new),
+            Answer::Whole { response, .. } => response.map(Body::new),
             Answer::Begun { response, has_status } => response.map(|body| {
                 Body::new(WatchedBody::new(body, has_status, context, endpoint, attempts, until))
             }),

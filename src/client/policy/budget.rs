@@ -38,9 +38,11 @@ impl Budget {
 
     /// A call has begun.
     pub(crate) fn begun(&self) {
-        if let Self::Share(share) = self
-            && share.calls.fetch_add(1, Ordering::Relaxed) % CALLS_A_DEPOSIT == CALLS_A_DEPOSIT - 1
-        {
+        let Self::Share(share) = self else { return };
+        // Two at once may count as one: then there is less to spend, never more.
+        let calls = share.calls.load(Ordering::Relaxed) + 1;
+        share.calls.store(calls % CALLS_A_DEPOSIT, Ordering::Relaxed);
+        if calls == CALLS_A_DEPOSIT {
             share.budget.deposit();
         }
     }

@@ -25,7 +25,7 @@ impl Pushback {
     pub(crate) fn of(answer: &Answer) -> Self {
         match answer {
             Answer::Begun { response, .. } => Self::read(response.headers()),
-            Answer::Whole(response) => match response.body().trailers().map(Self::read) {
+            Answer::Whole { response, .. } => match response.body().trailers().map(Self::read) {
                 Some(said) if said != Self::Unsaid => said,
                 _ => Self::read(response.headers()),
             },

@@ -5,7 +5,7 @@
 //! | an instance has run a call | until it refuses one, or another claims a greater token |
 //! | an instance has refused a call | whatever claimed it to be primary until then counts no more |
 //! | the registry's tag, another instance's hint | of several the greatest token's; one call tries it, and the others follow |
-//! | neither | the instances are tried in turn, each left alone for [`SPACING`] |
+//! | neither | the instances are tried in turn, each left alone for [`SPACING`], unless there is a new word for it |
 //!
 //! Nothing that a peer says is kept for an instance that the registry does not list: it is never dialled.
 //! So a liar can cost one call's attempt at each known instance, and no more.
@@ -96,6 +96,7 @@ pub(crate) struct Leader {
 impl Claims {
     /// The registry has spoken: these are known, and what it says of them counts where that is said.
     pub(crate) fn listed(&mut self, known: impl Iterator<Item = (Arc<Instance>, bool)>) {
+        let before = self.leading();
         let counted = |(instance, counts): (Arc<Instance>, bool)| Known {
             claim: if counts { claim(&instance) } else { None },
             instance,
@@ -112,15 +113,18 @@ impl Claims {
         if let Some(sought) = self.sought.take() {
             self.hear(sought);
         }
+        self.heed(before);
     }
 
     /// An instance has refused a call.
     pub(crate) fn refused(&mut self, attempt: Attempt<'_>, hint: Option<Primary>) {
         let Attempt { id, sent, .. } = attempt;
+        let before = self.leading();
         if let Some(hint) = hint
             && hint.address != *id
         {
             self.hear(hint);
+            self.heed(before);
         }
         // What was sent before the proof says nothing of the time after it.
         if self.proven.as_ref().is_some_and(|proven| proven.id == *id && proven.since > sent) {
@@ -201,6 +205,17 @@ impl Claims {
     /// Whom an instance named, and the registry does not list.
     pub(crate) fn sought(&self) -> Option<&Primary> {
         self.sought.as_ref()
+    }
+
+    fn leading(&self) -> Option<(InstanceId, Token)> {
+        self.leader().map(|leader| (leader.instance.id.clone(), leader.token))
+    }
+
+    /// Who has become the leader by a new word may be tried at once, though it was tried a moment ago.
+    fn heed(&mut self, before: Option<(InstanceId, Token)>) {
+        if let Some(leader) = self.leading().filter(|leader| before.as_ref() != Some(leader)) {
+            self.rests.remove(&leader.0);
+        }
     }
 
     /// The greatest claim for it, refuted or not.

@@ -56,6 +56,10 @@ impl Worker {
         }
         let open = leader.filter(|leader| leader.open.is_some());
         self.seek(lookout.sought().filter(|_| open.is_none()), now);
+        if open.is_none() && self.followed.now.is_some() {
+            // Whoever has taken over may be so new that the registry's news of it is still to come.
+            self.want_look_up();
+        }
         self.fleet.prefer(open.as_ref().map(|leader| &leader.instance.id));
         self.followed.now = open.as_ref().map(|leader| (leader.instance.clone(), leader.token));
         if let Some(leader) = open {

@@ -174,7 +174,8 @@ where
                 State::Passed { answer: self.inner.call(request), passage: Some(passage) }
             }
             Err(refusal) => {
-                tracing::debug!(path, "refused: not the primary");
+                let primary = refusal.primary.as_ref().map(|it| &*it.instance);
+                tracing::debug!(path, primary, "refused: not the primary");
                 State::Refused { response: Some(Status::from(refusal).into_http()) }
             }
         };

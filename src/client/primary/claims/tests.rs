@@ -241,6 +241,24 @@ fn instances_are_tried_in_turn_the_claimed_one_first_and_none_too_often() {
     assert_eq!(play.tries(&["a", "b"]), Ok(0));
 }
 
+#[test]
+fn whom_a_new_word_names_is_tried_at_once_and_once() {
+    let mut play = Play::of(&[("a", None), ("b", None)]);
+    assert_eq!(play.tries(&["a", "b"]), Ok(0));
+    play.refused("a", None);
+    assert_eq!(play.tries(&["a", "b"]), Ok(1));
+    play.refused("b", hint("a", 4));
+    assert_eq!(play.tries(&["a", "b"]), Ok(0), "it rested");
+    play.refused("a", None);
+    assert!(play.tries(&["a"]).is_err());
+    play.lists(&[("a", Some(Some(4))), ("b", None)]);
+    assert!(play.tries(&["a"]).is_err(), "that has been refuted");
+    play.lists(&[("a", Some(Some(5))), ("b", None)]);
+    assert_eq!(play.tries(&["a"]), Ok(0));
+    play.lists(&[("a", Some(Some(5))), ("b", None)]);
+    assert!(play.tries(&["a"]).is_err(), "that is no new word");
+}
+
 /// How often an instance is tried until so many ms have passed without a primary.
 fn tries_within(play: &mut Play, ms: u32) -> usize {
     let end = play.at + ms;
