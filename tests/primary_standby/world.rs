@@ -242,14 +242,17 @@ impl World {
 /// A client of the primary.
 pub(crate) struct Client {
     pub(crate) channel: FailoverChannel,
+    #[allow(dead_code, reason = "it keeps the client alive, and the bench asks it")]
     keeps: Keeps,
 }
 
+#[allow(dead_code, reason = "they keep the client alive, and the bench asks them")]
 enum Keeps {
     Consul(ConsulService),
     List(Services),
 }
 
+#[allow(dead_code, reason = "the bench asks")]
 impl Client {
     /// How many instances it is connected to.
     pub(crate) fn ready(&self) -> usize {
