@@ -22,7 +22,6 @@ use stack::{Caller, Method, Ours, instance};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tonic::transport::Endpoint;
 use tonic_failover::{client::Policy, demo::pb::counter_client::CounterClient};
-use tower::Service;
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;

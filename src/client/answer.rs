@@ -34,20 +34,24 @@ pub(crate) enum Answer {
 ///
 /// One of no gRPC server becomes one that says so in its headers: what a proxy writes for people is
 /// not read as a message. Details that tonic could not decode go.
-pub(crate) fn begun(mut response: Response<Body>) -> (Response<Body>, bool) {
+pub(crate) fn begun(response: Response<Body>) -> (Response<Body>, bool) {
     let Said { status, content_type, details } = said(response.headers());
     let is_grpc = content_type.is_none_or(|it| it.as_bytes().starts_with(b"application/grpc"));
     if response.status() == StatusCode::OK && is_grpc && !details {
         let has_status = status.is_some();
         return (response, has_status);
     }
+    unusual(response)
+}
+
+#[cold]
+fn unusual(mut response: Response<Body>) -> (Response<Body>, bool) {
     details::drop_malformed(response.headers_mut());
     let response = as_grpc(response);
     let has_status = tell(response.headers());
     (response, has_status)
 }
 
-#[cold]
 fn as_grpc(mut response: Response<Body>) -> Response<Body> {
     let Some(status) = outcome::status_of_no_server(&response) else { return response };
     if let Err(error) = status.add_header(response.headers_mut()) {
@@ -137,10 +141,7 @@ impl Intake {
                     self.size += data.len();
                     self.kept.push(data);
                     if self.size > self.limit {
-                        let kept = std::mem::take(&mut self.kept);
-                        let response = self.finish().map(|body| Body::new(Frames::before(kept, body)));
-                        let has_status = self.has_status;
-                        return Poll::Ready(Ok(Answer::Begun { response, has_status }));
+                        return Poll::Ready(Ok(self.too_long()));
                     }
                 }
                 Err(frame) => {
@@ -162,6 +163,13 @@ impl Intake {
         }
         let response = self.finish().map(|_| Frames::ending(kept, trailers));
         Poll::Ready(Ok(Answer::Whole { response, code }))
+    }
+
+    #[cold]
+    fn too_long(&mut self) -> Answer {
+        let kept = std::mem::take(&mut self.kept);
+        let response = self.finish().map(|body| Body::new(Frames::before(kept, body)));
+        Answer::Begun { response, has_status: self.has_status }
     }
 
     fn finish(&mut self) -> Response<Body> {

@@ -57,11 +57,13 @@ pub(crate) struct Failure {
 
 impl Failure {
     /// Before the response's headers: the error may prove that nothing ran.
+    #[cold]
     fn unanswered(error: impl Error + Send + Sync + 'static) -> Self {
         Self { verdict: outcome::judge(&error), cut: false, error: Arc::new(error) }
     }
 
     /// After them nothing does, not even a refusal.
+    #[cold]
     fn cut(error: Box<dyn Error + Send + Sync>) -> Self {
         let verdict = Verdict { proof: Proof::MayHaveRun, ..outcome::judge(&*error) };
         Self { verdict, cut: true, error: error.into() }
@@ -215,6 +217,18 @@ impl Exchange {
         }
     }
 
+    #[inline(never)]
+    fn send(&mut self, endpoint: &Endpoint, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        let Self::Waits(waits) = self else { return Poll::Pending };
+        ready!(waits.0.poll_ready(cx)).map_err(Failure::unanswered)?;
+        if let Self::Waits(waits) = std::mem::replace(self, Self::Between) {
+            let (mut channel, request) = *waits;
+            *self = Self::Sent(channel.call(request));
+            endpoint.keep(channel);
+        }
+        Poll::Ready(Ok(()))
+    }
+
     /// Is not to be polled again once it is ready.
     pub(crate) fn poll(
         &mut self,
@@ -224,15 +238,7 @@ impl Exchange {
     ) -> Poll<Result<Answer, Failure>> {
         loop {
             match self {
-                Self::Waits(waits) => {
-                    ready!(waits.0.poll_ready(cx)).map_err(Failure::unanswered)?;
-                    if let Self::Waits(waits) = std::mem::replace(self, Self::Between) {
-                        let (mut channel, request) = *waits;
-                        *self = Self::Sent(channel.call(request));
-                        endpoint.keep(channel);
-                    }
-                }
-                Self::Between => return Poll::Pending,
+                Self::Waits(_) | Self::Between => ready!(self.send(endpoint, cx))?,
                 Self::Sent(response) => {
                     let response = ready!(Pin::new(response).poll(cx));
                     let (response, has_status) = answer::begun(response.map_err(Failure::unanswered)?);

@@ -81,6 +81,12 @@ impl CallOptions {
         self
     }
 
+    /// A copy for a call.
+    #[cold]
+    pub(crate) fn boxed(&self) -> Box<Self> {
+        Box::new(self.clone())
+    }
+
     pub(crate) fn aim(&self) -> Option<&Aim> {
         self.aim.as_ref()
     }

@@ -19,6 +19,7 @@ use super::{connector::BoxFuture, headers::find};
 const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 
 /// Removes details that tonic could not decode; code and message stay.
+#[cold]
 pub(crate) fn drop_malformed(headers: &mut HeaderMap) {
     let Some(value) = find(headers, &DETAILS) else { return };
     let alone = MetadataMap::from_headers(HeaderMap::from_iter([(DETAILS, value.clone())]));

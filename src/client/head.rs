@@ -43,7 +43,7 @@ impl Head {
                 "grpc-timeout" => timeout = timeout.or(Some(value)),
                 _ => {}
             }
-            others.push((name.clone(), value.clone()));
+            other(&mut others, name, value);
         }
         (Self { method: method.clone(), version: *version, te, content_type, others }, timeout)
     }
@@ -63,6 +63,12 @@ impl Head {
         }
         request
     }
+}
+
+/// Apart, for most calls have none.
+#[inline(never)]
+fn other(others: &mut Vec<(HeaderName, HeaderValue)>, name: &HeaderName, value: &HeaderValue) {
+    others.push((name.clone(), value.clone()));
 }
 
 #[cfg(test)]

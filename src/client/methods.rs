@@ -124,6 +124,7 @@ impl Methods {
     }
 }
 
+#[cold]
 fn service_rules(services: &BTreeMap<String, usize>, path: &str) -> Option<usize> {
     if services.is_empty() {
         return None;

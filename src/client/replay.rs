@@ -69,6 +69,11 @@ impl ReplayBody {
                 Poll::Pending => break,
             }
         }
+        Self::partly(ready, body, limit, record)
+    }
+
+    #[inline(never)]
+    fn partly(ready: Kept, body: Body, limit: usize, record: bool) -> Self {
         let frames = Frames::before(ready, body);
         if record {
             return Self::Recorded(Recording::new(frames, limit));

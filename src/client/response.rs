@@ -98,7 +98,16 @@ impl WatchedBody {
     /// The response ends with these.
     fn trailers(&mut self, code: Code, trailers: &HeaderMap) {
         let Some(Live { context, endpoint }) = self.end() else { return };
-        let status = if code == Code::Ok { None } else { Status::from_header_map(trailers) };
+        if code == Code::Ok {
+            endpoint.link().succeeded();
+            return;
+        }
+        Self::failed(Live { context, endpoint }, code, trailers, self.attempts);
+    }
+
+    #[cold]
+    fn failed(Live { context, endpoint }: Live, code: Code, trailers: &HeaderMap, attempts: u32) {
+        let status = Status::from_header_map(trailers);
         // That it is the primary no longer is no fault of an instance.
         let of_roles =
             |status: &Status| PrimaryLost::of(status).is_some() || NotPrimary::of(status).is_some();
@@ -110,11 +119,12 @@ impl WatchedBody {
             endpoint.link().failed(context.failures_to_eject());
         }
         if let Some(status) = status {
-            context.failed(Some(endpoint.instance()), self.attempts, &status, false);
+            context.failed(Some(endpoint.instance()), attempts, &status, false);
         }
     }
 
     /// Ends the call with an error of our own making.
+    #[cold]
     fn fail(
         &mut self,
         kind: CallErrorKind,
@@ -130,6 +140,7 @@ impl WatchedBody {
     }
 
     /// What ends a wait other than the body itself.
+    #[inline(never)]
     fn poll_bounds(&mut self, cx: &mut Context<'_>) -> Poll<CallErrorKind> {
         let Some(Live { context, endpoint }) = &self.live else { return Poll::Pending };
         let deadline = self.deadline;

@@ -50,11 +50,9 @@ impl CallContext {
         path: PathAndQuery,
         wishes: Option<Box<CallOptions>>,
     ) -> Result<Self, CallError> {
-        shared.admission.begin().map_err(|kind| {
-            let error = CallError::new(kind, None, 0);
-            shared.failed(path.path(), None, 0, error.status(), false);
-            error
-        })?;
+        if let Err(kind) = shared.admission.begin() {
+            return Err(shared.refuse(kind, path.path()));
+        }
         shared.retry.budget.begun();
         let method = shared.methods.get(path.path());
         Ok(Self { shared: shared.clone(), path, method, wishes })

@@ -92,6 +92,13 @@ impl Future for CallFuture {
                 self.0 = State::Rest(first.unusual(polled));
             }
         }
+        self.poll_rest(cx)
+    }
+}
+
+impl CallFuture {
+    #[inline(never)]
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response<Body>, CallError>> {
         match mem::replace(&mut self.0, State::Over) {
             State::Refused(error) => Poll::Ready(Err(error)),
             State::Rest(mut rest) => {

@@ -38,7 +38,7 @@ use super::{
     binding::Binding,
     choice::{CallOptions, Reach},
     deadline::Deadline,
-    error::CallError,
+    error::{CallError, CallErrorKind},
     head::Head,
     hook::CallFailure,
     latecomers::Latecomers,
@@ -89,7 +89,15 @@ pub(crate) struct CallShared {
 }
 
 impl CallShared {
+    #[cold]
+    fn refuse(&self, kind: CallErrorKind, method: &str) -> CallError {
+        let error = CallError::new(kind, None, 0);
+        self.failed(method, None, 0, error.status(), false);
+        error
+    }
+
     /// Tells the hook of one failed attempt.
+    #[cold]
     fn failed(
         &self,
         method: &str,
@@ -150,7 +158,7 @@ pub(crate) fn start(line: &Arc<Line>, request: Request<Body>) -> CallFuture {
     let (since, shared) = (Instant::now(), &line.shared);
     let (mut parts, body) = request.into_parts();
     let extensions = std::mem::take(&mut parts.extensions);
-    let wishes = extensions.get::<CallOptions>().cloned().map(Box::new);
+    let wishes = extensions.get::<CallOptions>().map(CallOptions::boxed);
     let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let context = match CallContext::begin(shared, path, wishes) {
         Ok(context) => context,
