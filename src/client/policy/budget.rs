@@ -10,10 +10,6 @@ use tower::retry::budget::{Budget as _, TpsBudget};
 /// How long the share looks back.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// So many calls make one deposit of as many times its worth: to make one costs more than the rest
-/// of what a call does here.
-const CALLS_A_DEPOSIT: u32 = 10;
-
 /// The budget of one service.
 pub(crate) enum Budget {
     Share(Share),
@@ -23,13 +19,27 @@ pub(crate) enum Budget {
 /// So many a second, and this share of all calls.
 pub(crate) struct Share {
     budget: TpsBudget,
+    /// So many calls make one deposit, of as many times its worth.
+    every: u32,
     calls: AtomicU32,
+}
+
+/// To make a deposit costs more than the rest of what a call does here: ten make one. Tower counts in
+/// whole parts of a deposit, so that of a small share so many make one as are worth an attempt; and
+/// it takes no share above 1000.
+fn calls_a_deposit(share: f32) -> u32 {
+    match share {
+        0.0 | 0.1..=10.0 => 10,
+        small if small < 0.1 => small.recip().ceil() as u32,
+        _ => 1,
+    }
 }
 
 impl Budget {
     pub(crate) fn share(ratio: f32, per_second: u32) -> Self {
-        let budget = TpsBudget::new(WINDOW, per_second, ratio * CALLS_A_DEPOSIT as f32);
-        Self::Share(Share { budget, calls: AtomicU32::new(0) })
+        let every = calls_a_deposit(ratio);
+        let budget = TpsBudget::new(WINDOW, per_second, ratio * every as f32);
+        Self::Share(Share { budget, every, calls: AtomicU32::new(0) })
     }
 
     pub(crate) fn tokens(throttling: Throttling) -> Self {
@@ -41,8 +51,8 @@ impl Budget {
         let Self::Share(share) = self else { return };
         // Two at once may count as one: then there is less to spend, never more.
         let calls = share.calls.load(Ordering::Relaxed) + 1;
-        share.calls.store(calls % CALLS_A_DEPOSIT, Ordering::Relaxed);
-        if calls == CALLS_A_DEPOSIT {
+        share.calls.store(if calls < share.every { calls } else { 0 }, Ordering::Relaxed);
+        if calls >= share.every {
             share.budget.deposit();
         }
     }
@@ -127,6 +137,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_share_of_calls_is_that_share_whatever_it_is() {
+        for share in [0.0, 0.001, 0.007, 0.07, 0.0999, 0.1, 0.15, 0.2, 0.5, 0.99, 1.0, 1.5, 10.0, 10.1, 70.0]
+        {
+            let budget = Budget::share(share, 0);
+            let calls = 20_000;
+            (0..calls).for_each(|_| budget.begun());
+            let fair = f64::from(share) * f64::from(calls);
+            let paid = (0..3_000_000).take_while(|_| budget.pay()).count() as f64;
+            assert!(paid <= fair * 1.05 && paid >= fair * 0.95, "{share}: {paid} of {fair}");
+        }
+        for share in [100.0, 100.1, 1000.0, f32::MIN_POSITIVE] {
+            Budget::share(share, 0).begun();
+        }
+    }
 
     fn tokens(max_tokens: u32, token_ratio: f64) -> Budget {
         Budget::tokens(Throttling { max_tokens, token_ratio })
