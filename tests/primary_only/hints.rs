@@ -165,6 +165,28 @@ async fn two_who_name_each_other_with_ever_greater_tokens_do_not_hide_the_primar
     assert!(attempts <= 20, "{attempts}");
 }
 
+/// A proxy before an instance that is away, say, or a server of another service.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_only_unavailable_is_not_taken_for_the_primary() {
+    let (proxy, b) =
+        (Scripted::start(|_| Act::Status(14, "no upstream", Vec::new())).await, Node::start("b"));
+    b.leads(1);
+    let proxied = Instance::new("a", "127.0.0.1", proxy.port, "here");
+    let stage = Stage::ready(options(), vec![proxied, b.instance()]).await;
+    let mut failed = 0;
+    for n in 0..20 {
+        match stage.increment(&n.to_string(), SOON).await {
+            Ok((who, _)) => assert_eq!(who, "b"),
+            Err(status) => {
+                assert_eq!(status.message(), "no upstream");
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed <= 1, "{failed} calls failed, though there is a primary");
+    assert_eq!(b.ran(), 20 - failed);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whom_a_hint_names_before_the_registry_does_is_called_once_it_is_listed() {
     let (a, b) = (Node::start("a"), Node::start("b"));
