@@ -103,6 +103,13 @@ pub(crate) struct Leader {
     pub(crate) open: Option<u64>,
 }
 
+/// Two primaries of one term.
+#[derive(Clone, Debug)]
+pub(crate) struct Rivals {
+    pub(crate) instances: [Arc<Instance>; 2],
+    pub(crate) token: FencingToken,
+}
+
 // === impl Claims ===
 
 impl Claims {
@@ -228,6 +235,16 @@ impl Claims {
     /// Whom an instance named, and the registry does not list.
     pub(crate) fn sought(&self) -> Option<&Primary> {
         self.sought.as_ref()
+    }
+
+    /// Two for which the registry claims one term: one lease gives it to one alone.
+    pub(crate) fn rivals(&self) -> Option<Rivals> {
+        let term = |it: &Known| it.claim.flatten().map(|token| (it.instance.clone(), token));
+        let terms: Vec<_> = self.known.iter().filter_map(term).collect();
+        terms.iter().enumerate().find_map(|(place, (one, token))| {
+            let (other, _) = terms[place + 1..].iter().find(|(it, term)| it.id != one.id && term == token)?;
+            Some(Rivals { instances: [one.clone(), other.clone()], token: *token })
+        })
     }
 
     fn leading(&self) -> Option<(InstanceId, Token)> {

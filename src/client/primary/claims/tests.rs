@@ -297,6 +297,19 @@ fn those_who_name_each_other_with_ever_greater_tokens_keep_nobody_from_being_tri
     }
 }
 
+#[test]
+fn two_primaries_of_one_term_do_not_share_a_lease() {
+    let rivals = |listed: &[(&str, Option<Option<u64>>)]| {
+        let rivals = Play::of(listed).claims.rivals()?;
+        Some((rivals.instances.map(|it| it.name.clone()), rivals.token.get()))
+    };
+    let both = ["a", "c"].map(str::to_owned);
+    assert_eq!(rivals(&[("a", Some(Some(3))), ("b", None), ("c", Some(Some(3)))]), Some((both, 3)));
+    assert_eq!(rivals(&[("a", Some(Some(3))), ("b", None), ("c", Some(Some(4)))]), None, "a's tag lags");
+    assert_eq!(rivals(&[("a", Some(None)), ("b", Some(None))]), None, "nothing is known of their terms");
+    assert_eq!(rivals(&[("a", Some(Some(3))), ("a", Some(Some(3)))]), None, "one, registered twice");
+}
+
 /// How often an instance is tried until so many ms have passed without a primary.
 fn tries_within(play: &mut Play, ms: u32) -> usize {
     let end = play.at + ms;
