@@ -1,6 +1,12 @@
 //! Who says what of the primary, and who is believed.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU16, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use http::HeaderMap;
 use tokio::{net::TcpListener, time::sleep};
@@ -14,7 +20,7 @@ use tonic_failover::{
 use crate::{
     common::{
         SOON, builder, consul,
-        scripted::{Act, Scripted},
+        scripted::{Act, Ask, Scripted},
         steady, until,
     },
     node::Node,
@@ -128,6 +134,57 @@ async fn a_liar_is_heard_once_and_whom_it_names_is_called_only_if_it_is_listed()
     }
     let called = tokio::time::timeout(Duration::from_millis(200), trap.accept()).await;
     assert!(called.is_err(), "nobody dials an address that a server has named");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_who_name_each_other_with_ever_greater_tokens_do_not_hide_the_primary() {
+    let (token, ports) = (Arc::new(AtomicU64::new(2)), Arc::new([AtomicU16::new(0), AtomicU16::new(0)]));
+    let mut liars = Vec::new();
+    for other in [1, 0] {
+        let (token, ports) = (token.clone(), ports.clone());
+        let lie = move |_: &Ask| {
+            let other = InstanceId::new("127.0.0.1", ports[other].load(Ordering::SeqCst));
+            let token = FencingToken::new(token.fetch_add(1, Ordering::SeqCst));
+            says(details(NotPrimary::new(Some(Primary::new("x", other, token)))))
+        };
+        liars.push(Scripted::start(lie).await);
+    }
+    for (port, liar) in ports.iter().zip(&liars) {
+        port.store(liar.port, Ordering::SeqCst);
+    }
+    let primary = Node::start("primary");
+    primary.leads(1);
+    let mut listed = vec![primary.instance()];
+    for (name, liar) in ["a", "b"].into_iter().zip(&liars) {
+        listed.insert(0, Instance::new(name, "127.0.0.1", liar.port, "here"));
+    }
+    let stage = Stage::ready(options(), listed).await;
+    let (who, attempts) = stage.increment("x", SOON).await.unwrap();
+    assert_eq!(who, "primary");
+    // On a busy machine rests run out while others are tried.
+    assert!(attempts <= 20, "{attempts}");
+}
+
+/// A proxy before an instance that is away, say, or a server of another service.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_only_unavailable_is_not_taken_for_the_primary() {
+    let (proxy, b) =
+        (Scripted::start(|_| Act::Status(14, "no upstream", Vec::new())).await, Node::start("b"));
+    b.leads(1);
+    let proxied = Instance::new("a", "127.0.0.1", proxy.port, "here");
+    let stage = Stage::ready(options(), vec![proxied, b.instance()]).await;
+    let mut failed = 0;
+    for n in 0..20 {
+        match stage.increment(&n.to_string(), SOON).await {
+            Ok((who, _)) => assert_eq!(who, "b"),
+            Err(status) => {
+                assert_eq!(status.message(), "no upstream");
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed <= 1, "{failed} calls failed, though there is a primary");
+    assert_eq!(b.ran(), 20 - failed);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -84,7 +84,8 @@ pub(super) async fn run(
                     search.refusal = Some(status);
                     continue;
                 }
-                if tried {
+                // UNAVAILABLE is also what a proxy says before an instance, or one that is not what it is listed as.
+                if tried && answer.code() != Some(tonic::Code::Unavailable) {
                     lookout.answered(at);
                 }
                 drop(turn);

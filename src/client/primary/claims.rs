@@ -5,10 +5,11 @@
 //! | an instance has run a call | until it refuses one, or another claims a greater token |
 //! | an instance has refused a call | whatever claimed it to be primary until then counts no more |
 //! | the registry's tag, another instance's hint | of several the greatest token's; one call tries it, and the others follow |
-//! | neither | the instances are tried in turn, each left alone for [`SPACING`], unless there is a new word for it |
+//! | neither | the instances are tried in turn, each left alone for [`SPACING`], unless there is a new word for it; two in a row are not heeded |
 //!
 //! Nothing that a peer says is kept for an instance that the registry does not list: it is never dialled.
-//! So a liar can cost one call's attempt at each known instance, and no more.
+//! So a liar can cost one call's attempt at each known instance, and no more. With ever greater tokens it can have
+//! each tried twice as often while none is known, but keep none from its turn.
 
 use std::{collections::HashMap, ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -43,8 +44,19 @@ pub(crate) struct Claims {
     sought: Option<Primary>,
     /// Since when instances are tried; `None` while one is proven.
     searched_since: Option<Instant>,
-    /// Until when those that were tried are left alone.
-    rests: HashMap<InstanceId, Instant>,
+    /// Those that were tried.
+    rests: HashMap<InstanceId, Rest>,
+}
+
+/// An instance that was tried is left alone.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    until: Instant,
+    /// It was tried before its turn, as the leader. The next time it is tried in its turn, whatever is said of it:
+    /// those who name each other with ever greater tokens must not keep the others from being tried.
+    favoured: bool,
+    /// A new word has cut it short.
+    cut: bool,
 }
 
 /// An instance that the registry lists.
@@ -91,6 +103,13 @@ pub(crate) struct Leader {
     pub(crate) open: Option<u64>,
 }
 
+/// Two primaries of one term.
+#[derive(Clone, Debug)]
+pub(crate) struct Rivals {
+    pub(crate) instances: [Arc<Instance>; 2],
+    pub(crate) token: FencingToken,
+}
+
 // === impl Claims ===
 
 impl Claims {
@@ -120,8 +139,10 @@ impl Claims {
     pub(crate) fn refused(&mut self, attempt: Attempt<'_>, hint: Option<Primary>) {
         let Attempt { id, sent, .. } = attempt;
         let before = self.leading();
+        // What it says of itself is that it refuses, whatever it is called.
         if let Some(hint) = hint
             && hint.address != *id
+            && self.whom(&hint).as_ref() != Some(id)
         {
             self.hear(hint);
             self.heed(before);
@@ -148,6 +169,7 @@ impl Claims {
         self.proven = Some(Proven { id: id.clone(), serial, since: now });
         self.sought = None;
         self.searched_since = None;
+        self.rests.values_mut().for_each(|rest| rest.favoured = false);
         // Whatever claimed others until now is out of date.
         let others: Vec<_> =
             self.known.iter().map(|it| &it.instance.id).filter(|it| *it != id).cloned().collect();
@@ -185,8 +207,8 @@ impl Claims {
 
     /// Which of the candidates (their ids, the preferred first) one call may try now, or from when on one may.
     pub(crate) fn next(&self, candidates: &[&InstanceId], now: Instant) -> Result<usize, Option<Instant>> {
-        let leader = self.leader().map(|leader| leader.instance.id.clone());
-        let rest = |id: &InstanceId| self.rests.get(id).copied();
+        let leader = self.favourite();
+        let rest = |id: &InstanceId| self.rests.get(id).filter(|rest| !rest.cut).map(|rest| rest.until);
         let turn = |&(_, id): &(usize, &&InstanceId)| (leader.as_ref() != Some(*id), rest(id));
         let free = candidates.iter().enumerate().filter(|(_, id)| rest(id).is_none_or(|until| until <= now));
         match free.min_by_key(turn) {
@@ -199,12 +221,30 @@ impl Claims {
     pub(crate) fn trying(&mut self, id: &InstanceId, random: f64, now: Instant) {
         let searched = now.saturating_duration_since(*self.searched_since.get_or_insert(now));
         let rest = (searched / 4).clamp(*SPACING.start(), *SPACING.end());
-        self.rests.insert(id.clone(), now + rest.mul_f64(1.0 + random));
+        let favoured = self.favourite().as_ref() == Some(id);
+        let until = now + rest.mul_f64(1.0 + random);
+        self.rests.insert(id.clone(), Rest { until, favoured, cut: false });
+    }
+
+    /// The leader, if it may be tried before its turn.
+    fn favourite(&self) -> Option<InstanceId> {
+        let leader = self.leader()?.instance.id.clone();
+        self.rests.get(&leader).is_none_or(|rest| !rest.favoured).then_some(leader)
     }
 
     /// Whom an instance named, and the registry does not list.
     pub(crate) fn sought(&self) -> Option<&Primary> {
         self.sought.as_ref()
+    }
+
+    /// Two for which the registry claims one term: one lease gives it to one alone.
+    pub(crate) fn rivals(&self) -> Option<Rivals> {
+        let term = |it: &Known| it.claim.flatten().map(|token| (it.instance.clone(), token));
+        let terms: Vec<_> = self.known.iter().filter_map(term).collect();
+        terms.iter().enumerate().find_map(|(place, (one, token))| {
+            let (other, _) = terms[place + 1..].iter().find(|(it, term)| it.id != one.id && term == token)?;
+            Some(Rivals { instances: [one.clone(), other.clone()], token: *token })
+        })
     }
 
     fn leading(&self) -> Option<(InstanceId, Token)> {
@@ -213,8 +253,10 @@ impl Claims {
 
     /// Who has become the leader by a new word may be tried at once, though it was tried a moment ago.
     fn heed(&mut self, before: Option<(InstanceId, Token)>) {
-        if let Some(leader) = self.leading().filter(|leader| before.as_ref() != Some(leader)) {
-            self.rests.remove(&leader.0);
+        if let Some(leader) = self.leading().filter(|leader| before.as_ref() != Some(leader))
+            && let Some(rest) = self.rests.get_mut(&leader.0)
+        {
+            rest.cut |= !rest.favoured;
         }
     }
 
@@ -230,10 +272,14 @@ impl Claims {
     }
 
     /// By its address; where an instance calls itself otherwise than the registry does, by its name.
-    fn hear(&mut self, hint: Primary) {
+    fn whom(&self, hint: &Primary) -> Option<InstanceId> {
         let by_address = self.known.iter().find(|it| it.instance.id == hint.address);
         let by_name = || self.known.iter().find(|it| it.instance.name == hint.instance);
-        match by_address.or_else(by_name).map(|it| it.instance.id.clone()) {
+        by_address.or_else(by_name).map(|it| it.instance.id.clone())
+    }
+
+    fn hear(&mut self, hint: Primary) {
+        match self.whom(&hint) {
             Some(id) => {
                 let token = self.hinted.entry(id).or_insert(hint.token);
                 *token = (*token).max(hint.token);

@@ -24,7 +24,7 @@ use tokio::{
 };
 use tower::util::rng::{HasherRng, Rng};
 
-pub(crate) use self::claims::{Attempt, Leader};
+pub(crate) use self::claims::{Attempt, Leader, Rivals};
 use self::claims::{Claims, Token};
 use super::{options::ServiceOptions, report::Report};
 use crate::{Instance, InstanceId, NotPrimary, Primary};
@@ -141,6 +141,11 @@ impl Lookout {
 
     pub(crate) fn leader(&self) -> Option<Leader> {
         self.claims.lock().leader()
+    }
+
+    /// Two that cannot both be what the registry says of them, if they share a lease.
+    pub(crate) fn rivals(&self) -> Option<Rivals> {
+        self.claims.lock().rivals()
     }
 
     /// Whom an instance has named, and no registry lists.

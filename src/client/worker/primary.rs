@@ -12,7 +12,7 @@ use crate::{
         choice::Aim,
         endpoint::Endpoint,
         event::{FailoverEvent, RebindCause},
-        primary::{Leader, Lookout},
+        primary::{Leader, Lookout, Rivals},
     },
 };
 
@@ -30,6 +30,8 @@ pub(super) struct Followed {
     pub(super) now: Option<(Arc<Instance>, Option<FencingToken>)>,
     /// Named, and listed nowhere.
     sought: Option<Primary>,
+    /// Two primaries of one term have been told of.
+    has_rivals: bool,
 }
 
 impl Followed {
@@ -49,6 +51,7 @@ impl Worker {
         let Some(lookout) = self.followed.lookout.clone() else { return };
         let in_use = self.fleet.bound_tier().unwrap_or(0);
         lookout.listed(self.fleet.known().into_iter().map(|(tier, instance)| (instance, tier == in_use)));
+        self.tell_rivals(&lookout);
         let leader = lookout.leader();
         let id = leader.as_ref().map(|leader| &leader.instance.id);
         if let Some(tier) = id.and_then(|id| self.fleet.tier_of(id)).filter(|&tier| tier != in_use) {
@@ -86,6 +89,17 @@ impl Worker {
     fn want(&mut self, instance: Option<InstanceId>, tier: usize, time: Duration, now: Instant) {
         let datacenter = Some(self.sources.get(tier).name.clone());
         self.wants.keep(Aim { instance, datacenter }, now + time);
+    }
+
+    /// Once, until it is over.
+    fn tell_rivals(&mut self, lookout: &Lookout) {
+        let rivals = lookout.rivals();
+        let is_new = rivals.is_some() && !self.followed.has_rivals;
+        self.followed.has_rivals = rivals.is_some();
+        if let Some(Rivals { instances: [one, other], token }) = rivals.filter(|_| is_new) {
+            let service = self.publisher.service();
+            tracing::warn!(%service, %one, %other, %token, "two instances are primary of the same term: they do not share a lease (another folder, prefix or Consul), and each has a state of its own");
+        }
     }
 
     fn tell_primary(&mut self, leader: Leader, in_use: usize, now: Instant) {

@@ -254,9 +254,60 @@ fn whom_a_new_word_names_is_tried_at_once_and_once() {
     play.lists(&[("a", Some(Some(4))), ("b", None)]);
     assert!(play.tries(&["a"]).is_err(), "that has been refuted");
     play.lists(&[("a", Some(Some(5))), ("b", None)]);
+    assert!(play.tries(&["a"]).is_err(), "two in a row are not heeded");
+    play.at += 10;
     assert_eq!(play.tries(&["a"]), Ok(0));
-    play.lists(&[("a", Some(Some(5))), ("b", None)]);
+    play.refused("a", None);
+    play.lists(&[("a", Some(Some(6))), ("b", None)]);
+    assert_eq!(play.tries(&["a"]), Ok(0));
+    play.lists(&[("a", Some(Some(6))), ("b", None)]);
     assert!(play.tries(&["a"]).is_err(), "that is no new word");
+}
+
+/// On a fast network and on one on which a try takes longer than any rest.
+#[test]
+fn those_who_name_each_other_with_ever_greater_tokens_keep_nobody_from_being_tried() {
+    for round_trip in [1, 150] {
+        let mut play = Play::of(&[("a", None), ("b", None), ("c", None), ("d", None)]);
+        let (mut tried, end, mut token) = ([0_usize; 4], 15_000, 0);
+        while play.at < end {
+            match play.tries(&["a", "b", "c", "d"]) {
+                Ok(place) => {
+                    tried[place] += 1;
+                    token += 1;
+                    play.at += round_trip;
+                    match place {
+                        0 => play.refused("a", hint("b", token)),
+                        1 => play.refused("b", hint("a", token)),
+                        // By an address of which the registry does not know that it is the same.
+                        2 => {
+                            let elsewhere = InstanceId::new("c.internal", 1);
+                            play.refused("c", Some(Primary::new("c", elsewhere, FencingToken::new(token))));
+                        }
+                        _ => play.refused("d", None),
+                    }
+                }
+                Err(due) => play.at += u32::try_from(due).unwrap().max(1),
+            }
+        }
+        let [a, b, c, d] = tried;
+        assert!(c.abs_diff(d) <= 1 && 10 < d, "{round_trip}: {tried:?}");
+        assert!(a.max(b) <= 2 * d + 2, "{round_trip}: {tried:?}");
+        assert!(a + b + c + d <= 2 * 4 * 15_000 / 50, "{round_trip}: {tried:?}");
+    }
+}
+
+#[test]
+fn two_primaries_of_one_term_do_not_share_a_lease() {
+    let rivals = |listed: &[(&str, Option<Option<u64>>)]| {
+        let rivals = Play::of(listed).claims.rivals()?;
+        Some((rivals.instances.map(|it| it.name.clone()), rivals.token.get()))
+    };
+    let both = ["a", "c"].map(str::to_owned);
+    assert_eq!(rivals(&[("a", Some(Some(3))), ("b", None), ("c", Some(Some(3)))]), Some((both, 3)));
+    assert_eq!(rivals(&[("a", Some(Some(3))), ("b", None), ("c", Some(Some(4)))]), None, "a's tag lags");
+    assert_eq!(rivals(&[("a", Some(None)), ("b", Some(None))]), None, "nothing is known of their terms");
+    assert_eq!(rivals(&[("a", Some(Some(3))), ("a", Some(Some(3)))]), None, "one, registered twice");
 }
 
 /// How often an instance is tried until so many ms have passed without a primary.
