@@ -43,7 +43,7 @@ pub(super) struct Seats {
 struct Places {
     size: Size,
     free: usize,
-    /// Those who queue, each in the order of asking. Who has gone is still in there.
+    /// Those who queue, each in the order of asking. Who has gone may still be in there.
     first: VecDeque<oneshot::Sender<Held>>,
     rest: VecDeque<oneshot::Sender<Held>>,
 }
@@ -93,10 +93,16 @@ impl Seats {
     pub(super) fn take(self: &Arc<Self>, before: Before) -> oneshot::Receiver<Held> {
         let (granted, queued) = oneshot::channel();
         let mut places = self.places.lock();
-        match before {
-            Before::TheRest => places.first.push_back(granted),
-            Before::Nobody => places.rest.push_back(granted),
+        let queue = match before {
+            Before::TheRest => &mut places.first,
+            Before::Nobody => &mut places.rest,
+        };
+        // Before it grows: where changes come without end nobody of the rest is ever next, and
+        // those who have left it would stay.
+        if queue.len() == queue.capacity() {
+            queue.retain(|it| !it.is_closed());
         }
+        queue.push_back(granted);
         let is_free = places.free.checked_sub(1).map(|free| places.free = free).is_some();
         drop(places);
         if is_free {
@@ -313,5 +319,24 @@ mod tests {
         }
         drop((held, seats.take(Before::TheRest)));
         assert_eq!(seats.places.lock().free, 1, "what was granted and not fetched comes back");
+    }
+
+    #[tokio::test]
+    async fn who_has_left_the_queue_takes_no_room_in_it_though_nobody_of_the_rest_is_ever_next() {
+        let seats = Seats::new(1);
+        let mut held = seats.try_take();
+        let mut rest = seats.take(Before::Nobody);
+        for _ in 0..1000 {
+            let next = seats.take(Before::TheRest);
+            // Found a change, and queues anew before the rest.
+            drop(seats.take(Before::Nobody));
+            drop(held);
+            held = next.await.ok();
+        }
+        let queue = seats.places.lock().rest.len();
+        assert!(queue < 10, "{queue} queue, of whom one is there");
+        assert!(futures_util::poll!(&mut rest).is_pending());
+        drop(held);
+        assert!(rest.await.is_ok());
     }
 }
