@@ -154,6 +154,9 @@ impl<R: Rng> Task<R> {
                             let was_failing = self.published.borrow().error.is_some();
                             // The registry is there: no reason to go on waiting for it.
                             let heard = self.answered(asked, None, &listing.answer);
+                            if heard.changed {
+                                self.turn.changed();
+                            }
                             let restart = heard.next == Next::Restart || was_failing;
                             if restart || waits_longer(&blocking, self.longest_wait()) {
                                 blocking = None;

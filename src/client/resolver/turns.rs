@@ -212,10 +212,15 @@ impl Turn {
             Seat::Held(_) if !self.shared.rule.keeps(changed, self.shared.others_queue()) => {
                 self.seat = Seat::Without;
             }
-            Seat::Queued { before: Before::Nobody, .. } if changed => {
-                self.seat = self.shared.seat(Before::TheRest);
-            }
+            _ if changed => self.changed(),
             _ => {}
+        }
+    }
+
+    /// A change was found, by whatever question: who queues goes before others.
+    pub(super) fn changed(&mut self) {
+        if let Seat::Queued { before: Before::Nobody, .. } = self.seat {
+            self.seat = self.shared.seat(Before::TheRest);
         }
     }
 
