@@ -18,7 +18,7 @@ use tonic::{Code, Status, body::Body};
 use super::{
     details,
     frames::{Frames, Kept},
-    headers::{GRPC_STATUS, Said, find, said},
+    headers::{Said, said},
     outcome,
 };
 
@@ -36,7 +36,7 @@ pub(crate) enum Answer {
 /// not read as a message. Details that tonic could not decode go.
 pub(crate) fn begun(response: Response<Body>) -> (Response<Body>, bool) {
     let Said { status, content_type, details } = said(response.headers());
-    let is_grpc = content_type.is_none_or(|it| it.as_bytes().starts_with(b"application/grpc"));
+    let is_grpc = content_type.is_none_or(outcome::is_grpc);
     if response.status() == StatusCode::OK && is_grpc && !details {
         let has_status = status.is_some();
         return (response, has_status);
@@ -62,7 +62,7 @@ fn as_grpc(mut response: Response<Body>) -> Response<Body> {
 
 /// Whether these say how the call ended.
 pub(crate) fn tell(headers: &HeaderMap) -> bool {
-    find(headers, &GRPC_STATUS).is_some()
+    headers.contains_key(Status::GRPC_STATUS)
 }
 
 /// A response that is being taken in, up to a limit; what is longer goes on as

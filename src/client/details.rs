@@ -14,14 +14,14 @@ use tonic::{
 };
 use tower::Service;
 
-use super::{connector::BoxFuture, headers::find};
+use super::connector::BoxFuture;
 
 const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 
 /// Removes details that tonic could not decode; code and message stay.
 #[cold]
 pub(crate) fn drop_malformed(headers: &mut HeaderMap) {
-    let Some(value) = find(headers, &DETAILS) else { return };
+    let Some(value) = headers.get(&DETAILS) else { return };
     let alone = MetadataMap::from_headers(HeaderMap::from_iter([(DETAILS, value.clone())]));
     if alone.get_bin(DETAILS.as_str()).is_none_or(|value| value.to_bytes().is_err()) {
         tracing::warn!("dropped {DETAILS}: no base64");

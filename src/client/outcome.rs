@@ -101,7 +101,7 @@ fn judge_h2(error: &h2::Error) -> Verdict {
 pub(crate) fn status_of_no_server<B>(response: &http::Response<B>) -> Option<Status> {
     let headers = response.headers();
     let content = headers.get(http::header::CONTENT_TYPE);
-    let foreign = content.filter(|content| !content.as_bytes().starts_with(b"application/grpc"));
+    let foreign = content.filter(|content| !is_grpc(content));
     let http = response.status();
     if (http == http::StatusCode::OK && foreign.is_none()) || headers.contains_key(Status::GRPC_STATUS) {
         return None;
@@ -116,6 +116,11 @@ pub(crate) fn status_of_no_server<B>(response: &http::Response<B>) -> Option<Sta
     };
     let foreign = foreign.map(|content| format!(", content type {content:?}")).unwrap_or_default();
     Some(Status::new(code, format!("HTTP status {http} without a gRPC status{foreign}")))
+}
+
+/// Whether this content type is gRPC's.
+pub(crate) fn is_grpc(content: &http::HeaderValue) -> bool {
+    content.as_bytes().starts_with(b"application/grpc")
 }
 
 /// Whether a status that came over the wire counts against the instance.
