@@ -10,7 +10,7 @@ use common::{Backend, Callers, Method, deregister, record::Record, register, ste
 use tonic_failover::{
     client::{ConsulService, GrpcClient, Policy},
     consul::ConsulConfig,
-    testkit::{Agent, Switch},
+    testkit::{Agent, Port, Switch},
 };
 use tower::util::rng::{HasherRng, Rng};
 
@@ -60,7 +60,7 @@ const STEPS: [Step; 12] = [
 
 /// One instance.
 struct Instance {
-    port: u16,
+    port: Port,
     alive: Option<Backend>,
     listed: bool,
     /// The client has known it while it was alive and listed, and since then it
@@ -89,7 +89,7 @@ impl World {
     async fn list(&mut self, name: &str) {
         let instance = self.instances.get_mut(name).unwrap();
         instance.listed = true;
-        register(self.agent.registry(), "counter", name, instance.port).await;
+        register(self.agent.registry(), "counter", name, instance.port.number()).await;
     }
 
     /// Faults of the health endpoint alone, so that the test can still register.
@@ -132,7 +132,8 @@ impl World {
                 }
             }
             Step::Start if instance.alive.is_none() => {
-                instance.alive = Some(Backend::start_with(&name, instance.port, common::NOWHERE, &[]).await);
+                instance.alive =
+                    Some(Backend::start_with(&name, instance.port.number(), common::NOWHERE, &[]).await);
             }
             Step::Deregister if may_lose => {
                 (instance.sure, instance.listed) = (false, false);
@@ -202,8 +203,9 @@ async fn storm(policy: Policy, seed: u64) {
     let record = Record::of(&client);
     let mut world = World { agent, client, instances: BTreeMap::new(), fault: None, dice: Dice(seed) };
     for name in ["a", "b", "c", "d"] {
-        let backend = Backend::start(name).await;
-        let instance = Instance { port: backend.port, alive: Some(backend), listed: false, sure: false };
+        let port = Port::free().unwrap();
+        let backend = Backend::start_with(name, port.number(), common::NOWHERE, &[]).await;
+        let instance = Instance { port, alive: Some(backend), listed: false, sure: false };
         world.instances.insert(name.to_owned(), instance);
         world.list(name).await;
     }
@@ -239,7 +241,8 @@ impl World {
         // Out and in again: news that ends every rest.
         let instance = self.instances.get_mut(name).unwrap();
         if instance.alive.is_none() {
-            instance.alive = Some(Backend::start_with(name, instance.port, common::NOWHERE, &[]).await);
+            instance.alive =
+                Some(Backend::start_with(name, instance.port.number(), common::NOWHERE, &[]).await);
         }
         if self.may_lose(name) {
             deregister(self.agent.registry(), name).await;

@@ -22,7 +22,8 @@ fn known(client: &GrpcClient) -> usize {
 /// One instance answers and one refuses connections; the first is lost and comes back, and both leave.
 async fn serves(what: &str, set: impl FnOnce(ConsulServiceBuilder, ServiceOptions) -> ConsulServiceBuilder) {
     let (a, agent) = (Scripted::good().await, Agent::start("dc1").await.unwrap());
-    register(agent.registry(), "counter", "dead", hostile::refused().await).await;
+    let dead = hostile::refused();
+    register(agent.registry(), "counter", "dead", dead.port).await;
     let service = set(builder(&agent.url()), options()).build().unwrap();
     let client = service.grpc_client("counter").unwrap();
     let first = tokio::spawn(get(client.channel()));

@@ -20,9 +20,12 @@ use tonic::{
     Request, Response, Status,
     transport::{Server, server::TcpIncoming},
 };
-use tonic_failover::demo::pb::{
-    AddRequest, CounterReply, GetRequest, IncrementRequest, WatchRequest,
-    counter_server::{Counter, CounterServer},
+use tonic_failover::{
+    demo::pb::{
+        AddRequest, CounterReply, GetRequest, IncrementRequest, WatchRequest,
+        counter_server::{Counter, CounterServer},
+    },
+    testkit::Port,
 };
 
 use super::ROLE;
@@ -46,6 +49,7 @@ pub(crate) struct Settings {
 pub(crate) struct Backend {
     process: Child,
     pub(crate) port: u16,
+    _held: Port,
 }
 
 impl Settings {
@@ -57,10 +61,12 @@ impl Settings {
 impl Backend {
     /// Starts this program anew in the role of a server, and waits until it listens.
     pub(crate) fn start(settings: &Settings) -> io::Result<Self> {
+        // Ours while the process is dead, too: it may be started again there.
+        let held = Port::hold(settings.listen)?;
         let role = format!(
             "server {} {} {} {}",
             settings.number,
-            settings.listen,
+            held.addr(),
             settings.work.as_micros(),
             settings.journal.as_deref().map_or("-".into(), Path::to_string_lossy),
         );
@@ -72,8 +78,10 @@ impl Backend {
         if let Some(stdout) = process.stdout.take() {
             BufReader::new(stdout).read_line(&mut line)?;
         }
-        let port = line.trim().parse().map_err(|_| io::Error::other("the server did not say its port"))?;
-        Ok(Self { process, port })
+        if line.trim() != held.number().to_string() {
+            return Err(io::Error::other("the server did not say its port"));
+        }
+        Ok(Self { process, port: held.number(), _held: held })
     }
 
     pub(crate) fn address(&self) -> String {

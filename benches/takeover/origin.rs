@@ -15,11 +15,12 @@ use tokio::{
     net::TcpStream,
     time::{Instant, sleep, timeout},
 };
+use tonic_failover::testkit::Port;
 
 use crate::{
     line,
     scenes::{CLIENTS, STEADY, Taken, print_rate},
-    world::{Stalls, free_port},
+    world::Stalls,
 };
 
 /// How long anything is waited for.
@@ -28,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(5);
 
 struct Instance {
     name: &'static str,
-    port: u16,
+    port: Port,
     process: Child,
 }
 
@@ -74,10 +75,10 @@ pub(crate) async fn measure(file: &str, runs: usize) {
 }
 
 fn start(text: &str, folder: &Path, name: &'static str) -> Instance {
-    let (program, port) = (folder.join("origin.py"), free_port());
+    let (program, port) = (folder.join("origin.py"), Port::free().expect("the system has a port"));
     fs::write(&program, text.replace("/tmp/", &format!("{}/", folder.display()))).unwrap();
     let mut command = Command::new("python3");
-    command.arg(&program).arg(name).arg(port.to_string());
+    command.arg(&program).arg(name).arg(port.number().to_string());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     Instance { name, port, process: command.spawn().expect("python3 runs") }
 }
@@ -131,7 +132,7 @@ async fn first(instance: &Instance) -> u64 {
 }
 
 async fn count(instance: &Instance) -> Option<u64> {
-    let mut connection = TcpStream::connect(("127.0.0.1", instance.port)).await.ok()?;
+    let mut connection = TcpStream::connect(instance.port.addr()).await.ok()?;
     connection.write_all(b"GET / HTTP/1.0\r\n\r\n").await.ok()?;
     let mut answer = String::new();
     connection.read_to_string(&mut answer).await.ok()?;

@@ -51,12 +51,14 @@
 
 mod agent;
 mod answer;
+mod port;
 mod process;
 mod registration;
 mod registry;
 
 pub use agent::{Agent, AgentError, Cluster, Counters, Faults, NotSeen, Switch};
 pub use answer::{Answer, RequestError};
+pub use port::Port;
 pub use process::{Builder as ConsulBuilder, ConsulCluster, ConsulProcess, Ports, SignalError, StartError};
 pub use registration::{Check, Registration};
 pub use registry::{Registry, registry};

@@ -15,9 +15,16 @@ pub(crate) struct Listening {
     _held: Vec<TcpStream>,
 }
 
-/// A port on which nobody listens: it was free a moment ago.
-pub(crate) async fn refused() -> u16 {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
+/// A port on which nobody listens until this is dropped: bound, it is nobody else's.
+pub(crate) struct Refused {
+    pub(crate) port: u16,
+    _bound: TcpSocket,
+}
+
+pub(crate) fn refused() -> Refused {
+    let bound = TcpSocket::new_v4().unwrap();
+    bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    Refused { port: bound.local_addr().unwrap().port(), _bound: bound }
 }
 
 /// Accepts, reads, and never says a word.

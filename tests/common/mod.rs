@@ -12,6 +12,7 @@ pub(crate) mod scripted;
 pub(crate) mod stage;
 
 use std::{
+    net::SocketAddr,
     process::{Command, Stdio},
     sync::{
         Arc,
@@ -37,7 +38,7 @@ use tonic_failover::{
     },
     consul::ConsulConfig,
     demo::pb::{self, AddRequest, GetRequest, IncrementRequest, counter_client::CounterClient},
-    testkit::{ConsulProcess, Registry},
+    testkit::{ConsulProcess, Port, Registry},
 };
 
 /// A bound for things that come soon. Generous: a busy machine must not fail a test.
@@ -77,7 +78,9 @@ pub(crate) const NOWHERE: &str = "http://127.0.0.1:1";
 /// A `demo backend` of ours, killed with the test.
 pub(crate) struct Backend {
     pub(crate) name: String,
+    /// Nobody else's until this is dropped, however often its process has died.
     pub(crate) port: u16,
+    _held: Port,
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
     journal: tempfile::NamedTempFile,
@@ -108,8 +111,9 @@ impl Backend {
         token: Option<&str>,
     ) -> Self {
         let journal = tempfile::NamedTempFile::new().unwrap();
+        let held = Port::hold(listen.parse::<SocketAddr>().unwrap()).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
-        command.args(["backend", "--name", name, "--listen", listen, "--journal"]);
+        command.args(["backend", "--name", name, "--listen", &held.addr().to_string(), "--journal"]);
         command.arg(journal.path()).args(more);
         for (variable, _) in std::env::vars_os() {
             let variable = variable.to_string_lossy().into_owned();
@@ -121,9 +125,9 @@ impl Backend {
         command.envs(token.map(|token| ("CONSUL_HTTP_TOKEN", token)));
         let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut backend = Self { name: name.to_owned(), port: 0, child, lines, journal };
-        let line = backend.line_with("listens on ").await;
-        backend.port = line.rsplit(':').next().unwrap().trim().parse().unwrap();
+        let (name, port) = (name.to_owned(), held.number());
+        let mut backend = Self { name, port, _held: held, child, lines, journal };
+        backend.line_with("listens on ").await;
         backend
     }
 

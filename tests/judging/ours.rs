@@ -41,7 +41,8 @@ async fn a_call_at_its_deadline_may_have_run_once_it_was_sent() {
         assert_eq!((server.asks().len(), server.connections()), (1, 1), "{path}");
     }
 
-    let stage = Stage::set(options(), &[hostile::refused().await]);
+    let nobody = hostile::refused();
+    let stage = Stage::set(options(), &[nobody.port]);
     let status = call_with(stage.client.channel(), INCREMENT, within(limit)).await.unwrap_err();
     is_ours("never sent", &status, &CallErrorKind::DeadlineExceeded, 0);
     assert!(!CallError::of(&status).unwrap().may_have_run());

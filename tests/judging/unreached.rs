@@ -25,7 +25,8 @@ async fn is_never_called(what: &str, options: ServiceOptions, port: u16, words: 
 
 #[tokio::test]
 async fn a_refused_connection_proves_that_nothing_was_sent() {
-    let port = hostile::refused().await;
+    let nobody = hostile::refused();
+    let port = nobody.port;
     assert_eq!(proof("refused", endpoint(port).connect_lazy(), port).await, Proof::NeverSent);
     is_never_called("refused", options(), port, "Connection refused").await;
 }

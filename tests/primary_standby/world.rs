@@ -1,6 +1,6 @@
 //! Two instances of the counter that share a lease, as processes, on either store.
 
-use std::{net::TcpListener, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -11,7 +11,7 @@ use tonic_failover::{
     client::{ConsulService, FailoverChannel, ServiceOptions, Services, registry::StaticList},
     consul::ConsulConfig,
     demo::pb::{self, AddRequest, CounterReply, GetRequest, IncrementRequest, counter_client::CounterClient},
-    testkit::{ConsulCluster, ConsulProcess},
+    testkit::{ConsulCluster, ConsulProcess, Port},
 };
 
 use crate::{
@@ -44,7 +44,7 @@ pub(crate) struct World {
     ways: Vec<String>,
     /// Where clients look, in Consul.
     registry: Option<String>,
-    ports: Vec<u16>,
+    ports: Vec<Port>,
     more: Vec<String>,
     /// Tells one lease of this store from the others.
     lease: usize,
@@ -93,7 +93,7 @@ impl World {
     }
 
     fn plain(kind: Kind, folder: TempDir, ways: Vec<String>, registry: Option<String>) -> Self {
-        let ports = NAMES.iter().map(|_| free_port()).collect();
+        let ports = NAMES.iter().map(|_| Port::free().unwrap()).collect();
         let backends = NAMES.iter().map(|_| None).collect();
         let (consul, cluster, proxies, more) = (None, None, Vec::new(), Vec::new());
         Self { kind, consul, cluster, folder, proxies, ways, registry, ports, more, lease: 0, backends }
@@ -143,7 +143,7 @@ impl World {
             }
         };
         more.extend(self.more.iter().map(String::as_str));
-        Backend::start_with(NAMES[who], self.ports[who], &consul, &more).await
+        Backend::start_with(NAMES[who], self.port(who), &consul, &more).await
     }
 
     /// Starts a, and b when a is primary.
@@ -179,12 +179,12 @@ impl World {
     }
 
     pub(crate) fn port(&self, who: usize) -> u16 {
-        self.ports[who]
+        self.ports[who].number()
     }
 
     /// One instance, asked directly.
     pub(crate) async fn ask(&self, who: usize, what: &Ask) -> Result<Ack, Status> {
-        let to = Endpoint::from_shared(format!("http://127.0.0.1:{}", self.ports[who])).unwrap();
+        let to = Endpoint::from_shared(format!("http://{}", self.ports[who].addr())).unwrap();
         let channel = to.connect_timeout(SOON).connect_lazy();
         ask(CounterClient::new(channel), what, Duration::from_secs(2)).await
     }
@@ -229,7 +229,7 @@ impl World {
                 let list = StaticList::new();
                 let instances = NAMES.iter().zip(&self.ports);
                 let instances =
-                    instances.map(|(name, port)| Instance::new(*name, "127.0.0.1", *port, "here"));
+                    instances.map(|(name, port)| Instance::new(*name, "127.0.0.1", port.number(), "here"));
                 list.set("counter", instances.collect::<Vec<_>>());
                 let services = Services::builder(list).service(options()).build().unwrap();
                 let channel = services.grpc_client("counter").unwrap().channel();
@@ -296,21 +296,6 @@ where
     let token = token.to_str().unwrap().parse().unwrap();
     let CounterReply { value, instance, .. } = response.into_inner();
     Ok(Ack { value, instance, token })
-}
-
-/// Below the range from which connections are given ports, so that nobody takes it while its
-/// server is dead.
-pub(crate) fn free_port() -> u16 {
-    use std::sync::atomic::{AtomicU16, Ordering};
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let spread = std::process::id() as u16;
-    loop {
-        let step = NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = 12_000 + spread.wrapping_mul(97).wrapping_add(step.wrapping_mul(13)) % 8_000;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 /// The worst that a task of this process was late, while it lives: what the machine did to everyone.

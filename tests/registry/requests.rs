@@ -1,12 +1,12 @@
 //! What goes out, and what goes along with it.
 
-use std::{io, net::Ipv4Addr, process::Command, sync::Arc};
+use std::{io, process::Command, sync::Arc};
 
 use parking_lot::Mutex;
 use serde_json::json;
 use tonic_failover::{
     consul::{BlockingIndex, RegistryError},
-    testkit::ConsulProcess,
+    testkit::{ConsulProcess, Port},
 };
 
 use super::{
@@ -146,7 +146,8 @@ async fn a_consul_that_speaks_tls_is_asked_with_certificates_of_both_sides() {
         std::fs::write(file(&format!("{name}.pem")), cert.pem()).unwrap();
         std::fs::write(file(&format!("{name}.key")), key.serialize_pem()).unwrap();
     }
-    let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let held = Port::free().unwrap();
+    let port = held.number();
     let hcl = format!(
         "ports {{ https = {port} }} verify_incoming_https = true\n\
          ca_file = {:?} cert_file = {:?} key_file = {:?}",

@@ -85,9 +85,9 @@ async fn both(what: &str, bad: Listening, words: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_instance_that_refuses_connections_costs_nobody_anything() {
-    let port = hostile::refused().await;
-    is_never_published("refused", port).await;
-    alone_fails_calls_in_time("refused", port, "Connection refused").await;
+    let nobody = hostile::refused();
+    is_never_published("refused", nobody.port).await;
+    alone_fails_calls_in_time("refused", nobody.port, "Connection refused").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

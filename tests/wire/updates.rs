@@ -146,7 +146,8 @@ async fn a_reported_failure_probes_and_looks_up_and_an_old_one_does_nothing() {
 async fn updates_that_come_later_put_nobody_off() {
     let consul = consul().await;
     let Some(consul) = consul else { return };
-    register(consul.registry(), "counter", "dead", hostile::refused().await).await;
+    let dead = hostile::refused();
+    register(consul.registry(), "counter", "dead", dead.port).await;
     let client = common::client(&consul.url());
     let mut updates = JoinSet::new();
     let mut pace = tokio::time::interval(Duration::from_millis(300));

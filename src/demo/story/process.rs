@@ -2,7 +2,6 @@
 
 use std::{
     env, fs, io,
-    net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -24,8 +23,6 @@ const LOG_TAIL: usize = 8;
 pub(crate) enum StageError {
     #[error("cannot {what}")]
     Io { what: String, source: io::Error },
-    #[error("no port below 32768 is free on 127.0.0.1")]
-    NoPort,
     #[error("{name} has already ended")]
     Gone { name: String },
     #[error("{name} should have ended well after SIGTERM, but {how}")]
@@ -129,16 +126,6 @@ impl Running {
     pub(crate) async fn end(mut self) {
         let _ = self.child.kill().await;
     }
-}
-
-/// A port that no outgoing connection is given while its server is dead: below
-/// Linux's ephemeral range, 32768 to 60999 (Documentation/networking/ip-sysctl).
-pub(crate) fn free_port(taken: &[u16]) -> Result<u16, StageError> {
-    let spread = std::process::id() as u16;
-    let ports = (0..2000u16).map(|step| 20_000 + spread.wrapping_mul(31).wrapping_add(step * 7) % 12_000);
-    let mut free =
-        ports.filter(|port| !taken.contains(port) && TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok());
-    free.next().ok_or(StageError::NoPort)
 }
 
 /// Reads what a server wrote.

@@ -9,10 +9,10 @@ use rustix::process::Signal;
 
 use super::{
     journal::Journal,
-    process::{self, Running, StageError, free_port},
+    process::{self, Running, StageError, failed},
     registry::Registry,
 };
-use crate::demo::calls::Method;
+use crate::{demo::calls::Method, testkit::Port};
 
 /// How long a request is made to take, so that at 60 calls a second there is
 /// always something in a server's hands.
@@ -22,7 +22,7 @@ const WORK: Duration = Duration::from_millis(40);
 struct Server {
     name: &'static str,
     datacenter: &'static str,
-    port: u16,
+    port: Port,
     /// And its place among all processes of the story.
     running: Option<(Running, usize)>,
 }
@@ -47,8 +47,8 @@ impl Stage {
     ) -> Result<Self, StageError> {
         let mut all = Vec::new();
         for (name, datacenter) in servers {
-            let taken: Vec<u16> = all.iter().map(|server: &Server| server.port).collect();
-            all.push(Server { name, datacenter, port: free_port(&taken)?, running: None });
+            let port = Port::free().map_err(|source| failed("find a free port", source))?;
+            all.push(Server { name, datacenter, port, running: None });
         }
         Ok(Self { registry, servers: all, lives: Vec::new(), dir: dir.to_owned() })
     }
@@ -64,7 +64,7 @@ impl Stage {
         let log = self.dir.join(format!("{life}-{name}.log"));
         let server = self.server(name);
         let url = self.registry.url(server.datacenter);
-        let (listen, work) = (format!("127.0.0.1:{}", server.port), format!("{}ms", WORK.as_millis()));
+        let (listen, work) = (server.port.addr().to_string(), format!("{}ms", WORK.as_millis()));
         let arguments = ["--listen", &listen, "--work", &work, "--journal"].map(str::to_owned);
         let arguments: Vec<_> = arguments.into_iter().chain([journal.display().to_string()]).collect();
         let running = Running::start(name, &arguments, Some(&url), log)?;

@@ -30,7 +30,7 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::registry::Registry;
+use super::{port::Port, registry::Registry};
 use node::Node;
 use server::{Restart, Server};
 
@@ -101,10 +101,11 @@ impl Agent {
             return Err(AgentError::Name { name });
         }
         let failed = |source| AgentError::Listen { addr, source };
-        let listener = server::listen(addr).map_err(failed)?;
-        let node = Node::new(&name, listener.local_addr().map_err(failed)?);
+        let port = Port::hold(addr).map_err(failed)?;
+        let listener = port.listen().map_err(failed)?;
+        let node = Node::new(&name, port.addr());
         let (restarts, receiver) = mpsc::channel(1);
-        let server = tokio::spawn(Server::new(Arc::clone(&node), receiver).run(listener));
+        let server = tokio::spawn(Server::new(Arc::clone(&node), port, receiver).run(listener));
         let reaper = tokio::spawn(Arc::clone(&node).reap());
         Ok(Self {
             registry: Registry::new(format!("http://{}", node.addr)),

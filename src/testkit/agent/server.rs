@@ -1,18 +1,18 @@
 //! The agent's socket: every connection is a task of one set, which ends with
 //! the task that accepts.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, sync::Arc};
 
 use axum::Router;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{
-    net::{TcpListener, TcpSocket, TcpStream},
+    net::{TcpListener, TcpStream},
     sync::{mpsc, oneshot},
     task::JoinSet,
 };
 
-use super::{api, faults::Effect, node::Node, respond::respond};
+use super::{super::port::Port, api, faults::Effect, node::Node, respond::respond};
 
 /// Connections from one address; what comes above it is reset. The default of
 /// `http_max_conns_per_client`:
@@ -26,27 +26,25 @@ pub(crate) type Restart = oneshot::Sender<()>;
 /// Accepts for one agent.
 pub(crate) struct Server {
     node: Arc<Node>,
+    port: Port,
     router: Router,
     restarts: mpsc::Receiver<Restart>,
     connections: JoinSet<()>,
     cuts: u64,
 }
 
-/// Whether connections are taken.
+/// Whether connections are taken; else they are refused.
 enum Door {
     Open(TcpListener),
-    /// Bound without listening: connections are refused, and the port is kept.
-    Shut {
-        _port: TcpSocket,
-    },
+    Shut,
 }
 
 // === impl Server ===
 
 impl Server {
-    pub(crate) fn new(node: Arc<Node>, restarts: mpsc::Receiver<Restart>) -> Self {
+    pub(crate) fn new(node: Arc<Node>, port: Port, restarts: mpsc::Receiver<Restart>) -> Self {
         let router = api::router(Arc::clone(&node));
-        Self { node, router, restarts, connections: JoinSet::new(), cuts: 0 }
+        Self { node, port, router, restarts, connections: JoinSet::new(), cuts: 0 }
     }
 
     pub(crate) async fn run(mut self, listener: TcpListener) {
@@ -56,7 +54,7 @@ impl Server {
             faults.mark_unchanged();
             self.cut().await;
             let refuses = self.node.faults.is(|it| matches!(it, Effect::Refuse));
-            door = match door.turned(refuses, self.node.addr) {
+            door = match door.turned(refuses, &self.port) {
                 Ok(door) => door,
                 Err(error) => {
                     tracing::error!(addr = %self.node.addr, %error, "the test agent cannot listen again");
@@ -127,13 +125,10 @@ impl Server {
 // === impl Door ===
 
 impl Door {
-    fn turned(self, shut: bool, addr: SocketAddr) -> io::Result<Self> {
+    fn turned(self, shut: bool, port: &Port) -> io::Result<Self> {
         match self {
-            Self::Open(listener) if shut => {
-                drop(listener);
-                Ok(Self::Shut { _port: bound(addr)? })
-            }
-            Self::Shut { .. } if !shut => Ok(Self::Open(listen(addr)?)),
+            Self::Open(_) if shut => Ok(Self::Shut),
+            Self::Shut if !shut => port.listen().map(Self::Open),
             same => Ok(same),
         }
     }
@@ -149,17 +144,4 @@ impl Door {
             }
         }
     }
-}
-
-/// A listening socket on `addr`; port 0 is one that is free.
-pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
-    bound(addr)?.listen(1024)
-}
-
-fn bound(addr: SocketAddr) -> io::Result<TcpSocket> {
-    let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // Lets it listen again while old connections linger or its port is held.
-    socket.set_reuseaddr(true)?;
-    socket.bind(addr)?;
-    Ok(socket)
 }

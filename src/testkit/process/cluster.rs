@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Builder, ConsulProcess, POLL, Ports, READY_WITHIN, SignalError, StartError, command::port_taken,
+    ports::Held,
 };
 
 /// A server counts as stable, and gets its vote back, after this. Consul's
@@ -65,7 +66,12 @@ impl ConsulCluster {
     async fn try_start(bin: &PathBuf, servers: usize, agents: usize) -> Result<Self, StartError> {
         let prepare = |what| move |source| StartError::Prepare { what, source };
         let folder = tempfile::tempdir().map_err(prepare("folder"))?;
-        let ports = Ports::free_for(servers + agents).map_err(prepare("ports"))?;
+        // Held until each agent holds its own.
+        let held: Vec<_> = (0..servers + agents)
+            .map(|_| Held::free())
+            .collect::<Result<_, _>>()
+            .map_err(prepare("ports"))?;
+        let ports: Vec<_> = held.iter().map(|held| held.ports).collect();
         let key = gossip_key();
         let gossip: Vec<_> = ports[..servers].iter().map(|it| it.serf_lan).collect();
         let setup = |node: String, ports: Ports| -> Builder {

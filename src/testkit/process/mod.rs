@@ -24,6 +24,8 @@ use tokio::{
 
 use super::registry::Registry;
 
+use ports::Held;
+
 pub use builder::Builder;
 pub use cluster::ConsulCluster;
 pub use ports::Ports;
@@ -55,7 +57,8 @@ const LOG_LINES: usize = 15;
 #[derive(Debug)]
 pub struct ConsulProcess {
     setup: Builder,
-    ports: Ports,
+    /// For as long as this value lives: the process may be dead in between.
+    held: Held,
     /// What this agent, and no other that may have got the port, calls itself.
     nonce: String,
     child: Child,
@@ -76,7 +79,7 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
-    /// No free ports, or no folder for the log.
+    /// No free ports, ports that somebody else listens on, or no folder for the log.
     #[error("cannot prepare an agent's {what}")]
     Prepare {
         /// What was being prepared.
@@ -140,7 +143,7 @@ impl ConsulProcess {
 
     /// Where it answers HTTP.
     pub fn http_addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.ports.http).into()
+        (Ipv4Addr::LOCALHOST, self.held.ports.http).into()
     }
 
     /// The same as a URL, without a slash at its end.
@@ -160,7 +163,7 @@ impl ConsulProcess {
 
     /// Its ports, which it keeps over a restart.
     pub fn ports(&self) -> Ports {
-        self.ports
+        self.held.ports
     }
 
     /// Its process id; `None` once it has ended.
@@ -253,9 +256,10 @@ impl ConsulProcess {
         let _ = self.kill().await;
         let deadline = Instant::now() + READY_WITHIN;
         loop {
-            self.child = command::spawn(&self.setup, self.ports, &self.nonce, self.folder.path()).await?;
+            self.child =
+                command::spawn(&self.setup, self.held.ports, &self.nonce, self.folder.path()).await?;
             match self.has_leader(deadline).await {
-                // Somebody's connection may be leaving by one of our ports just now.
+                // UDP ports cannot be held: somebody may have one just now.
                 Err(StartError::Ended { log, .. })
                     if command::port_taken(&log) && Instant::now() < deadline =>
                 {
@@ -269,16 +273,14 @@ impl ConsulProcess {
     async fn start(setup: Builder) -> Result<Self, StartError> {
         let deadline = Instant::now() + READY_WITHIN;
         loop {
-            let ports = match setup.ports {
-                Some(ports) => ports,
-                None => Ports::free().map_err(|source| StartError::Prepare { what: "ports", source })?,
-            };
+            let held = setup.ports.map_or_else(Held::free, Held::these);
+            let held = held.map_err(|source| StartError::Prepare { what: "ports", source })?;
             let folder =
                 tempfile::tempdir().map_err(|source| StartError::Prepare { what: "folder", source })?;
             let nonce = command::nonce(folder.path());
-            let child = command::spawn(&setup, ports, &nonce, folder.path()).await?;
-            let registry = Registry::new(format!("http://{}:{}", Ipv4Addr::LOCALHOST, ports.http));
-            let mut agent = Self { setup: setup.clone(), ports, nonce, child, registry, folder };
+            let child = command::spawn(&setup, held.ports, &nonce, folder.path()).await?;
+            let registry = Registry::new(format!("http://{}:{}", Ipv4Addr::LOCALHOST, held.ports.http));
+            let mut agent = Self { setup: setup.clone(), held, nonce, child, registry, folder };
             match agent.is_ready(deadline).await {
                 Ok(()) => return Ok(agent),
                 Err(StartError::Ended { log, .. })

@@ -1,9 +1,11 @@
-//! Free loopback ports for one agent.
+//! Loopback ports for one agent.
 
 use std::{
     io,
-    net::{Ipv4Addr, TcpListener, UdpSocket},
+    net::{Ipv4Addr, UdpSocket},
 };
+
+use super::super::port::Port;
 
 /// The ports of one agent, all on 127.0.0.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,37 +20,56 @@ pub struct Ports {
     pub server: u16,
 }
 
+/// An agent's ports, which nobody else is given in TCP until this is dropped. UDP has
+/// no such way; there is hardly anyone who takes a port of it for long.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) ports: Ports,
+    _held: [Port; 4],
+}
+
 // === impl Ports ===
 
 impl Ports {
     /// Four ports that are free now. Nobody holds them, so another process may
     /// take one before it is used; [`Builder::start`](super::Builder::start)
-    /// tries again then.
+    /// tries again then, where it has chosen them itself. From then on the agent holds them.
     ///
     /// # Errors
     /// Where the system has none to give.
     pub fn free() -> io::Result<Self> {
-        Self::free_for(1).map(|all| all[0])
+        Held::free().map(|held| held.ports)
     }
 
-    /// The same for so many agents, no two of which share a port.
-    pub(super) fn free_for(agents: usize) -> io::Result<Vec<Self>> {
-        // All are held until all are chosen, so that they differ.
-        let held: Vec<_> = (0..4 * agents).map(|_| both()).collect::<io::Result<_>>()?;
-        let port = |held: &(TcpListener, UdpSocket)| held.0.local_addr().map(|addr| addr.port());
-        let ports: Vec<_> = held.iter().map(port).collect::<io::Result<_>>()?;
-        let of_one = |it: &[u16]| Self { http: it[0], serf_lan: it[1], serf_wan: it[2], server: it[3] };
-        Ok(ports.chunks_exact(4).map(of_one).collect())
+    fn numbers(self) -> [u16; 4] {
+        [self.http, self.serf_lan, self.serf_wan, self.server]
+    }
+}
+
+// === impl Held ===
+
+impl Held {
+    pub(super) fn free() -> io::Result<Self> {
+        let held = [both()?, both()?, both()?, both()?];
+        let [http, serf_lan, serf_wan, server] = held.each_ref().map(Port::number);
+        Ok(Self { ports: Ports { http, serf_lan, serf_wan, server }, _held: held })
+    }
+
+    /// Fails where somebody listens on one.
+    pub(super) fn these(ports: Ports) -> io::Result<Self> {
+        let [http, serf_lan, serf_wan, server] =
+            ports.numbers().map(|port| Port::hold((Ipv4Addr::LOCALHOST, port)));
+        Ok(Self { ports, _held: [http?, serf_lan?, serf_wan?, server?] })
     }
 }
 
 /// A port that is free in TCP and in UDP.
-fn both() -> io::Result<(TcpListener, UdpSocket)> {
+fn both() -> io::Result<Port> {
     let mut tries = 0;
     loop {
-        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        match UdpSocket::bind(tcp.local_addr()?) {
-            Ok(udp) => return Ok((tcp, udp)),
+        let port = Port::free()?;
+        match UdpSocket::bind(port.addr()) {
+            Ok(_) => return Ok(port),
             Err(error) if tries == 20 => return Err(error),
             Err(_) => tries += 1,
         }
@@ -59,12 +80,10 @@ fn both() -> io::Result<(TcpListener, UdpSocket)> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn no_two_agents_of_a_cluster_share_a_port() {
-        let all = Ports::free_for(20).unwrap();
-        assert_eq!(all.len(), 20);
-        let mut ports: Vec<_> =
-            all.iter().flat_map(|it| [it.http, it.serf_lan, it.serf_wan, it.server]).collect();
+    #[tokio::test]
+    async fn no_two_agents_share_a_port_while_both_hold_theirs() {
+        let all: Vec<_> = (0..20).map(|_| Held::free().unwrap()).collect();
+        let mut ports: Vec<_> = all.iter().flat_map(|it| it.ports.numbers()).collect();
         ports.sort_unstable();
         ports.dedup();
         assert_eq!(ports.len(), 80);

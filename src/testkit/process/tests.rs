@@ -86,7 +86,22 @@ async fn ports_that_somebody_holds_are_refused_when_given() {
     let Some(bin) = consul() else { return };
     let held = ConsulProcess::builder(&bin).start().await.unwrap();
     let error = ConsulProcess::builder(&bin).ports(held.ports()).start().await.unwrap_err();
-    assert!(error.to_string().contains("address already in use"), "{error}");
+    assert_eq!(error.to_string(), "cannot prepare an agent's ports");
+    let source = std::error::Error::source(&error).and_then(|it| it.downcast_ref::<io::Error>()).unwrap();
+    assert_eq!(source.kind(), io::ErrorKind::AddrInUse);
+}
+
+#[tokio::test]
+async fn the_ports_of_a_dead_agent_are_nobody_elses() {
+    let Some(bin) = consul() else { return };
+    let mut agent = ConsulProcess::builder(&bin).start().await.unwrap();
+    let there = agent.http_addr();
+    agent.kill().await.unwrap();
+    // As one that is given an outgoing connection's port, or any: it does not share.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    assert_eq!(socket.bind(there).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    agent.restart().await.unwrap();
+    assert_eq!(agent.http_addr(), there);
 }
 
 #[tokio::test]

@@ -9,9 +9,12 @@ use rustix::process::Signal;
 use tokio::time::{sleep, timeout};
 
 use super::{store::Store, wire::Wire};
-use crate::demo::{
-    cli::Failure,
-    story::process::{Running, StageError, free_port},
+use crate::{
+    demo::{
+        cli::Failure,
+        story::process::{Running, StageError, failed},
+    },
+    testkit::Port,
 };
 
 pub(super) const NAMES: [&str; 2] = ["counter-a", "counter-b"];
@@ -28,7 +31,7 @@ pub(super) struct Duo {
 
 struct Server {
     name: &'static str,
-    port: u16,
+    port: Port,
     wire: Option<Wire>,
     running: Option<Running>,
 }
@@ -39,11 +42,11 @@ impl Duo {
     /// Starts none yet. Logs go to `dir`.
     pub(super) async fn set(store: Store, dir: &Path) -> Result<Self, Failure> {
         let [a, b] = NAMES;
-        let first = free_port(&[])?;
-        let server = async |name, port| {
+        let server = async |name| {
+            let port = Port::free().map_err(|source| failed("find a free port", source))?;
             Ok::<_, Failure>(Server { name, port, wire: store.wire().await?, running: None })
         };
-        let servers = [server(a, first).await?, server(b, free_port(&[first])?).await?];
+        let servers = [server(a).await?, server(b).await?];
         Ok(Self { store, dir: dir.to_owned(), lives: 0, servers })
     }
 
@@ -57,7 +60,7 @@ impl Duo {
     }
 
     pub(super) fn port(&self, name: &str) -> u16 {
-        self.server(name).port
+        self.server(name).port.number()
     }
 
     /// The other of the two.
@@ -71,7 +74,7 @@ impl Duo {
         let lease = self.store.lease();
         let place = self.place(name);
         let server = &mut self.servers[place];
-        let listen = format!("127.0.0.1:{}", server.port);
+        let listen = server.port.addr().to_string();
         let mut arguments =
             ["--listen", &listen, "--lease", &lease, "--blockable"].map(str::to_owned).to_vec();
         let url = server.wire.as_ref().map(Wire::url);
