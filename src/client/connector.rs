@@ -32,6 +32,7 @@ use super::{
     endpoint::{Endpoint, Link},
     options::ServiceOptions,
     socket::WatchedIo,
+    together::Together,
 };
 use crate::Instance;
 
@@ -152,6 +153,7 @@ impl<N: Network> TonicConnector<N> {
         let scheme = "http";
         let endpoint =
             transport::Endpoint::from_shared(format!("{scheme}://{authority}")).map_err(address)?;
+        let endpoint = endpoint.executor(Together::default());
         #[cfg(feature = "tls")]
         let endpoint = match &self.options.tls {
             Some(tls) => endpoint.tls_config(tls.clone()).map_err(address)?,

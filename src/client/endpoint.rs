@@ -21,7 +21,10 @@ use tonic::{
 };
 use tower::Service;
 
-use super::report::{LossCause, Report};
+use super::{
+    report::{LossCause, Report},
+    signal::Signal,
+};
 use crate::Instance;
 
 /// A connection that has answered, ready for calls until it is known not to be.
@@ -45,13 +48,13 @@ pub(crate) struct Link {
     usable: AtomicBool,
     /// True from the moment a caller found it silent until a probe has judged it.
     suspect: AtomicBool,
-    /// Cancelled when nothing more is expected of it: calls still waiting on it end.
-    abandoned: CancellationToken,
-    /// Cancelled when the instance answers, but on another connection: safe calls
+    /// Said when nothing more is expected of it: calls still waiting on it end.
+    abandoned: Signal,
+    /// Said when the instance answers, but on another connection: safe calls
     /// still waiting on this one go there, the others and streams stay.
-    left: CancellationToken,
-    /// Cancelled when responses still coming are to end: the instance left long ago.
-    drained: CancellationToken,
+    left: Signal,
+    /// Said when responses still coming are to end: the instance left long ago.
+    drained: Signal,
     /// Failures in a row, as outcome.rs judges them.
     failures: AtomicU32,
     /// Attempts out and responses not ended, where they are counted.
@@ -79,9 +82,9 @@ impl Link {
             serial,
             usable: AtomicBool::new(true),
             suspect: AtomicBool::new(false),
-            abandoned: CancellationToken::new(),
-            left: CancellationToken::new(),
-            drained: CancellationToken::new(),
+            abandoned: Signal::default(),
+            left: Signal::default(),
+            drained: Signal::default(),
             failures: AtomicU32::new(0),
             in_flight: AtomicU32::new(0),
             served: AtomicBool::new(false),
@@ -93,6 +96,7 @@ impl Link {
         })
     }
 
+    #[inline]
     pub(crate) fn is_usable(&self) -> bool {
         self.usable.load(Ordering::Acquire)
     }
@@ -115,31 +119,31 @@ impl Link {
     /// Ends the calls still waiting on it.
     pub(crate) fn abandon(&self) {
         self.retire();
-        self.abandoned.cancel();
-        self.left.cancel();
+        self.abandoned.say();
+        self.left.say();
     }
 
     /// Moves to another connection those of its calls that can.
     pub(crate) fn leave(&self) {
         self.retire();
-        self.left.cancel();
+        self.left.say();
     }
 
     /// Cancelled when calls that may be repeated should be, elsewhere.
     pub(crate) fn left(&self) -> &CancellationToken {
-        &self.left
+        self.left.token()
     }
 
     pub(crate) fn abandoned(&self) -> &CancellationToken {
-        &self.abandoned
+        self.abandoned.token()
     }
 
     /// Ends the responses that are still coming.
     pub(crate) fn drain(&self) {
-        self.drained.cancel();
+        self.drained.say();
     }
 
-    pub(crate) fn drained(&self) -> &CancellationToken {
+    pub(crate) fn drained(&self) -> &Signal {
         &self.drained
     }
 
@@ -155,12 +159,14 @@ impl Link {
     }
 
     /// An answer came, whatever it said. Counted, because to read the clock is dear beside the rest.
+    #[inline]
     pub(crate) fn heard(&self) {
         // Two at once may count as one: whoever listens looks for another number, not for how many.
         self.heard.store(self.heard.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
     /// What has been heard up to now, to be [looked back to](Self::heard_since).
+    #[inline]
     pub(crate) fn words(&self) -> Words {
         Words(self.heard.load(Ordering::Relaxed))
     }
@@ -182,6 +188,7 @@ impl Link {
     }
 
     /// An answer that was no failure.
+    #[inline]
     pub(crate) fn succeeded(&self) {
         self.heard();
         if self.failures.load(Ordering::Relaxed) != 0 {
@@ -217,10 +224,12 @@ impl Link {
     }
 
     /// One more attempt, or one fewer.
+    #[inline]
     pub(crate) fn begin(&self) {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
 
+    #[inline]
     pub(crate) fn end(&self) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
@@ -246,10 +255,12 @@ impl Endpoint {
         Self::new(instance, self.channel.clone(), self.link.clone())
     }
 
+    #[inline]
     pub(crate) fn instance(&self) -> &Arc<Instance> {
         &self.instance
     }
 
+    #[inline]
     pub(crate) fn channel(&self) -> &Channel {
         &self.channel
     }
@@ -259,6 +270,7 @@ impl Endpoint {
     ///
     /// A channel that was not polled itself panics, so that one is not called as it is but a clone of it.
     /// The clone is kept for the next call, which spares that two allocations and the counting of clones.
+    #[inline]
     pub(crate) fn try_send(&self, request: Request<Body>) -> Result<ResponseFuture, Box<Waits>> {
         let mut spare = self.spare.try_lock();
         let kept = spare.as_mut().and_then(|spare| spare.take());
@@ -282,10 +294,12 @@ impl Endpoint {
         *self.spare.lock() = Some(channel);
     }
 
+    #[inline]
     pub(crate) fn link(&self) -> &Arc<Link> {
         &self.link
     }
 
+    #[inline]
     pub(crate) fn is_usable(&self) -> bool {
         self.link.is_usable()
     }
@@ -294,11 +308,12 @@ impl Endpoint {
     /// takes no new calls: those it still has must not wait for a dead instance.
     pub(crate) fn suspect(self: &Arc<Self>) {
         let link = &self.link;
-        if !link.abandoned.is_cancelled() && !link.suspect.swap(true, Ordering::AcqRel) {
+        if !link.abandoned.is_said() && !link.suspect.swap(true, Ordering::AcqRel) {
             let _ = link.reports.send(Report::Suspect { endpoint: Arc::clone(self) });
         }
     }
 
+    #[inline]
     pub(crate) fn serial(&self) -> u64 {
         self.link.serial
     }

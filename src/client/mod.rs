@@ -59,12 +59,14 @@ mod retry;
 mod service;
 mod service_config;
 mod services;
+mod signal;
 mod socket;
 #[cfg(feature = "testkit")]
 mod stages;
 mod status;
 #[cfg(test)]
 mod tests;
+mod together;
 mod traffic;
 mod weights;
 mod worker;

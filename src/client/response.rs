@@ -69,12 +69,14 @@ struct Wait {
 }
 
 impl Live {
+    #[inline]
     fn is_drained(&self) -> bool {
-        self.context.drains() && self.endpoint.link().drained().is_cancelled()
+        self.context.drains() && self.endpoint.link().drained().is_said()
     }
 }
 
 impl WatchedBody {
+    #[inline]
     pub(crate) fn new(
         inner: Body,
         has_status: bool,
@@ -88,6 +90,7 @@ impl WatchedBody {
     }
 
     /// The response has ended.
+    #[inline]
     fn end(&mut self) -> Option<Live> {
         // The transport's side of the stream is reset at once, not when the caller drops it.
         self.inner = Body::empty();
@@ -96,6 +99,7 @@ impl WatchedBody {
     }
 
     /// The response ends with these.
+    #[inline]
     fn trailers(&mut self, code: Code, trailers: &HeaderMap) {
         let Some(Live { context, endpoint }) = self.end() else { return };
         if code == Code::Ok {
@@ -147,7 +151,7 @@ impl WatchedBody {
         let wake = |now: Instant| deadline.map_or(now + PATIENCE, |at| at.min(now + PATIENCE));
         let wait = self.wait.get_or_insert_with(|| {
             let since = Instant::now();
-            let drained = || Box::pin(endpoint.link().drained().clone().cancelled_owned());
+            let drained = || Box::pin(endpoint.link().drained().token().clone().cancelled_owned());
             Wait {
                 abandoned: Box::pin(endpoint.link().abandoned().clone().cancelled_owned()),
                 drained: context.drains().then(drained),
