@@ -38,11 +38,13 @@ impl Admission {
     ///
     /// # Errors
     /// As many are under way as may be.
+    #[inline]
     pub(crate) fn begin(&self) -> Result<(), CallErrorKind> {
         self.in_flight.take()
     }
 
     /// A call that had begun has ended.
+    #[inline]
     pub(crate) fn end(&self) {
         self.in_flight.give_back();
     }
@@ -60,6 +62,7 @@ impl Admission {
 // === impl Bound ===
 
 impl Bound {
+    #[inline]
     fn take(&self) -> Result<(), CallErrorKind> {
         // Counted first and looked at then: of many at once none more than the limit get in.
         if self.taken.fetch_add(1, Ordering::Relaxed) >= self.limit {
@@ -69,6 +72,7 @@ impl Bound {
         Ok(())
     }
 
+    #[inline]
     fn give_back(&self) {
         self.taken.fetch_sub(1, Ordering::Relaxed);
     }

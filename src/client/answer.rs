@@ -34,6 +34,7 @@ pub(crate) enum Answer {
 ///
 /// One of no gRPC server becomes one that says so in its headers: what a proxy writes for people is
 /// not read as a message. Details that tonic could not decode go.
+#[inline]
 pub(crate) fn begun(response: Response<Body>) -> (Response<Body>, bool) {
     let Said { status, content_type, details } = said(response.headers());
     let is_grpc = content_type.is_none_or(outcome::is_grpc);
@@ -61,6 +62,7 @@ fn as_grpc(mut response: Response<Body>) -> Response<Body> {
 }
 
 /// Whether these say how the call ended.
+#[inline]
 pub(crate) fn tell(headers: &HeaderMap) -> bool {
     headers.contains_key(Status::GRPC_STATUS)
 }
@@ -91,6 +93,7 @@ impl Answer {
     ///
     /// Said apart from [`status`](Self::status), which copies the trailers: two
     /// allocations that a call that went well is spared.
+    #[inline]
     pub(crate) fn code(&self) -> Option<Code> {
         match self {
             Self::Begun { has_status: false, .. } => None,
@@ -114,6 +117,7 @@ impl Answer {
 // === impl Intake ===
 
 impl Intake {
+    #[inline]
     pub(crate) fn new(response: Response<Body>, has_status: bool, limit: usize) -> Self {
         Self {
             response: Some(response),
@@ -130,6 +134,7 @@ impl Intake {
     ///
     /// # Errors
     /// The body's own, and [`NoEnd`] where it stops without a status.
+    #[inline]
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -172,6 +177,7 @@ impl Intake {
         Answer::Begun { response, has_status: self.has_status }
     }
 
+    #[inline]
     fn finish(&mut self) -> Response<Body> {
         self.response.take().expect("polled until it is ready")
     }

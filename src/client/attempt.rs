@@ -84,6 +84,7 @@ pub(crate) struct Bounds {
 
 impl Bounds {
     /// Whether there is nothing to be done before the answer is late.
+    #[inline]
     pub(crate) fn are_far(&self) -> bool {
         // Twice: what wakes the late ones may be late itself.
         self.suspect_after >= latecomers::LATE && self.limit >= self.began + 2 * latecomers::LATE
@@ -210,6 +211,7 @@ impl Exchange {
     }
 
     /// Sends at once, where there is room on the connection.
+    #[inline]
     pub(crate) fn begin(endpoint: &Endpoint, request: Request<Body>) -> Self {
         match endpoint.try_send(request) {
             Ok(sent) => Self::Sent(sent),
@@ -230,6 +232,7 @@ impl Exchange {
     }
 
     /// Is not to be polled again once it is ready.
+    #[inline]
     pub(crate) fn poll(
         &mut self,
         endpoint: &Endpoint,

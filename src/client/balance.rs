@@ -39,6 +39,7 @@ impl Picker {
     }
 
     /// A usable endpoint, one not in `tried` if there is one.
+    #[inline]
     pub(crate) fn pick(&self, binding: &Binding, tried: &[u64]) -> Option<Chosen> {
         let endpoints = binding.endpoints();
         let start = match self.policy {
@@ -67,6 +68,7 @@ impl Picker {
     }
 
     /// This very one.
+    #[inline]
     pub(crate) fn choose(&self, endpoint: &Arc<Endpoint>) -> Chosen {
         let counted = self.policy == Policy::LeastRequest;
         if counted {
@@ -108,6 +110,7 @@ fn pair(turn: u64, lot: u64, count: usize, weights: Option<&Weights>) -> (usize,
     (first, (first + 1 + further as usize) % count)
 }
 
+#[inline]
 fn in_turn(turn: u64, count: usize) -> usize {
     (turn % count as u64) as usize
 }
@@ -127,12 +130,14 @@ fn mixed(n: u64) -> u64 {
 impl Deref for Chosen {
     type Target = Arc<Endpoint>;
 
+    #[inline]
     fn deref(&self) -> &Arc<Endpoint> {
         &self.endpoint
     }
 }
 
 impl Drop for Chosen {
+    #[inline]
     fn drop(&mut self) {
         if self.counted {
             self.endpoint.link().end();

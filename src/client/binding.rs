@@ -69,10 +69,12 @@ impl Binding {
         self.inner.endpoints.iter().map(|e| e.instance())
     }
 
+    #[inline]
     pub(crate) fn endpoints(&self) -> &[Arc<Endpoint>] {
         &self.inner.endpoints
     }
 
+    #[inline]
     pub(crate) fn weights(&self) -> Option<&Weights> {
         self.inner.weights.as_ref()
     }

@@ -22,6 +22,7 @@ pub(crate) struct Deadline {
 impl Deadline {
     /// The deadline of a call that starts at `now`. A header that is not a
     /// timeout is left to the server to refuse, and the default holds.
+    #[inline]
     pub(crate) fn of(header: Option<&HeaderValue>, default: Option<Duration>, now: Instant) -> Self {
         let explicit = header.and_then(parse);
         let after = explicit.or(default).unwrap_or(FOR_EVER).min(FOR_EVER);
@@ -35,17 +36,20 @@ impl Deadline {
 
     /// Bounded by what the options say of the method: the sooner of the two
     /// holds, and takes the default's place (service_config.proto, `timeout`).
+    #[inline]
     pub(crate) fn within(self, timeout: Option<Duration>, now: Instant) -> Self {
         let Some(timeout) = timeout else { return self };
         let bound = now + timeout.min(FOR_EVER);
         Self { at: if self.explicit { self.at.min(bound) } else { bound }, explicit: true }
     }
 
+    #[inline]
     pub(crate) fn at(&self) -> Instant {
         self.at
     }
 
     /// The instant that bounds the response's body, if any does.
+    #[inline]
     pub(crate) fn of_body(&self, unary_response: bool) -> Option<Instant> {
         (self.explicit || unary_response).then_some(self.at)
     }

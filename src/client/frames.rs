@@ -20,6 +20,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    #[inline]
     pub(crate) fn push(&mut self, data: Bytes) {
         if self.is_empty() {
             self.first = Some(data);
@@ -29,14 +30,17 @@ impl Kept {
     }
 
     /// The one frame, where there is one alone.
+    #[inline]
     pub(crate) fn single(&self) -> Option<&Bytes> {
         self.first.as_ref().filter(|_| self.more.is_none())
     }
 
+    #[inline]
     fn pop(&mut self) -> Option<Bytes> {
         self.first.take().or_else(|| self.more.as_mut()?.pop_front())
     }
 
+    #[inline]
     fn is_empty(&self) -> bool {
         self.first.is_none() && self.more.as_ref().is_none_or(|it| it.is_empty())
     }
@@ -63,10 +67,12 @@ impl Frames {
     }
 
     /// These frames, and trailers where there are any.
+    #[inline]
     pub(crate) fn ending(kept: Kept, trailers: Option<HeaderMap>) -> Self {
         Self { kept, then: trailers.map_or(Then::End, Then::Trailers) }
     }
 
+    #[inline]
     pub(crate) fn trailers(&self) -> Option<&HeaderMap> {
         match &self.then {
             Then::Trailers(trailers) => Some(trailers),

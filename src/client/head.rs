@@ -27,6 +27,7 @@ pub(crate) struct Head {
 
 impl Head {
     /// Keeps what a request says. Its time-out is looked for on the way.
+    #[inline]
     pub(crate) fn of(parts: &Parts) -> (Self, Option<&HeaderValue>) {
         let Parts { method, version, headers, .. } = parts;
         let (mut te, mut content_type, mut timeout, mut others) = (false, false, None, Vec::new());

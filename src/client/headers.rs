@@ -12,6 +12,7 @@ pub(crate) struct Said<'a> {
 }
 
 /// All of it in one look.
+#[inline]
 pub(crate) fn said(headers: &HeaderMap) -> Said<'_> {
     let mut said = Said::default();
     for (name, value) in headers {

@@ -92,6 +92,7 @@ impl Latecomers {
     }
 
     /// The same, to be [left](Self::leave) by whoever holds the key.
+    #[inline]
     pub(crate) fn enter(&self, cx: &Context<'_>) -> Option<usize> {
         if Handle::try_current().ok()?.id() != self.runtime {
             return None;
@@ -110,6 +111,7 @@ impl Latecomers {
     }
 
     /// Whether the call at this place has become late; else it is woken when it does.
+    #[inline]
     pub(crate) fn is_late(&self, key: usize, cx: &Context<'_>) -> bool {
         let mut list = self.list.lock();
         let waiting = &mut list.waiting[key];
@@ -120,6 +122,7 @@ impl Latecomers {
     }
 
     /// Gives a place up.
+    #[inline]
     pub(crate) fn leave(&self, key: usize) {
         let gone = self.list.lock().waiting.try_remove(key);
         // Its waker may be the last hold on a task: not dropped under the lock.

@@ -136,11 +136,13 @@ pub(crate) struct CallWithout {
 
 impl CallWithout {
     #[cfg(test)]
+    #[inline]
     pub(crate) fn lacks(self, mechanism: CallMechanism) -> bool {
         self.off == Some(mechanism)
     }
 
     #[cfg(not(test))]
+    #[inline]
     pub(crate) fn lacks(self, _: CallMechanism) -> bool {
         false
     }

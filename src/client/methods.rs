@@ -111,6 +111,7 @@ impl Methods {
     }
 
     /// What is known of the method with this path.
+    #[inline]
     pub(crate) fn get(&self, path: &str) -> Method {
         match self.known.get(path) {
             Some(method) => *method,
@@ -119,6 +120,7 @@ impl Methods {
     }
 
     /// The rules of a method that it gave.
+    #[inline]
     pub(crate) fn rules(&self, method: Method) -> &Rules {
         &self.rules[method.rules.unwrap_or(0)]
     }

@@ -260,11 +260,13 @@ impl ServiceOptions {
     }
 
     /// How much of a request is kept, which goes `to_primary` or to anybody.
+    #[inline]
     pub(crate) fn request_limit(&self, to_primary: bool) -> usize {
         self.replay_limit.unwrap_or(if to_primary { REPLAYED_TO_PRIMARY } else { REPLAYED })
     }
 
     /// How much of an answer is taken in before any of it is handed over.
+    #[inline]
     pub(crate) fn answer_limit(&self) -> usize {
         self.replay_limit.unwrap_or(REPLAYED)
     }

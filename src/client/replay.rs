@@ -41,6 +41,7 @@ pub(crate) enum ReplayBody {
 impl ReplayBody {
     /// Takes what is ready, without waiting, up to `limit` bytes. What is not there at once is
     /// kept while it is sent, if it is to be recorded.
+    #[inline]
     pub(crate) fn capture(mut body: Body, limit: usize, record: bool, cx: &mut Context<'_>) -> Self {
         let mut ready = Kept::default();
         let mut size = 0;
@@ -82,11 +83,13 @@ impl ReplayBody {
     }
 
     /// Whether all of it is kept: then several attempts may be made at once.
+    #[inline]
     pub(crate) fn is_whole(&self) -> bool {
         matches!(self, Self::Whole(_) | Self::Small(_))
     }
 
     /// The body of the first attempt, where it is the only one for now. `None` as for others.
+    #[inline]
     pub(crate) fn first_attempt(&mut self) -> Option<Body> {
         let Self::Whole(kept) = self else { return self.attempt() };
         let Some(copy) = kept.single().and_then(Small::of) else { return self.attempt() };
@@ -133,6 +136,7 @@ pub(crate) struct Small {
 const SMALL: usize = 128;
 
 impl Small {
+    #[inline]
     fn of(data: &Bytes) -> Option<Self> {
         let mut bytes = [0; SMALL];
         bytes.get_mut(..data.len())?.copy_from_slice(data);

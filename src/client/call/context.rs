@@ -45,6 +45,7 @@ impl CallContext {
     ///
     /// # Errors
     /// As many are under way as may be.
+    #[inline]
     pub(super) fn begin(
         shared: &Arc<CallShared>,
         path: PathAndQuery,
@@ -58,43 +59,52 @@ impl CallContext {
         Ok(Self { shared: shared.clone(), path, method, wishes })
     }
 
+    #[inline]
     pub(super) fn path(&self) -> &PathAndQuery {
         &self.path
     }
 
+    #[inline]
     pub(super) fn shared(&self) -> &CallShared {
         &self.shared
     }
 
+    #[inline]
     pub(super) fn latecomers(&self) -> &Latecomers {
         &self.shared.latecomers
     }
 
     /// The rules it goes by.
+    #[inline]
     pub(super) fn rules(&self) -> &Rules {
         self.shared.methods.rules(self.method)
     }
 
     /// The rules of its hedges, where it may have any.
+    #[inline]
     pub(super) fn hedging(&self) -> Option<&HedgeRules> {
         self.rules().hedging.as_ref().filter(|rules| rules.allows(self.method.safe))
     }
 
+    #[inline]
     pub(super) fn is_safe(&self) -> bool {
         self.method.safe || self.lacks(CallMechanism::Safety)
     }
 
+    #[inline]
     pub(crate) fn has_unary_response(&self) -> bool {
         self.method.unary_response
     }
 
     /// Where it finds the primary, if it is to go there.
+    #[inline]
     pub(super) fn lookout(&self) -> Option<&Lookout> {
         // What says itself where it wants to go goes there, whoever is primary.
         self.shared.lookout.as_deref().filter(|_| self.aim().is_none())
     }
 
     /// How much of an answer is taken in before it is handed over.
+    #[inline]
     pub(super) fn whole(&self) -> Option<usize> {
         (self.method.safe && self.method.unary_response).then(|| self.shared.options.answer_limit())
     }
@@ -111,11 +121,13 @@ impl CallContext {
     }
 
     /// Where it wants to go.
+    #[inline]
     fn aim(&self) -> Option<&Aim> {
         self.wishes.as_deref().and_then(CallOptions::aim)
     }
 
     /// Its response may be ended when its instance has left.
+    #[inline]
     pub(crate) fn drains(&self) -> bool {
         self.shared.options.traffic.drain_after.is_some()
     }
@@ -125,6 +137,7 @@ impl CallContext {
     }
 
     /// Whether a test has switched it off.
+    #[inline]
     pub(crate) fn lacks(&self, mechanism: CallMechanism) -> bool {
         self.shared.without.lacks(mechanism)
     }
@@ -152,6 +165,7 @@ impl CallContext {
     }
 
     /// A usable endpoint at once, one not in `avoid` if there is one.
+    #[inline]
     pub(super) fn pick_now(&self, avoid: &[u64]) -> Option<Chosen> {
         match self.aim() {
             None => self.shared.picker.pick(&self.shared.binding.borrow(), avoid),
@@ -221,17 +235,20 @@ impl CallContext {
     }
 
     /// The instance has answered.
+    #[inline]
     pub(crate) fn heard(&self, endpoint: &Endpoint) {
         endpoint.link().heard();
         self.used(endpoint);
     }
 
+    #[inline]
     fn succeeded(&self, endpoint: &Endpoint) {
         endpoint.link().succeeded();
         self.used(endpoint);
     }
 
     /// What a call has chosen is kept for a while after it was last used.
+    #[inline]
     fn used(&self, endpoint: &Endpoint) {
         if self.aim().is_some() {
             endpoint.link().used();
@@ -239,6 +256,7 @@ impl CallContext {
     }
 
     /// Whether an answer is a good one, and noted as such: only others need to be judged.
+    #[inline]
     pub(super) fn is_good(&self, answer: &Answer, endpoint: &Endpoint) -> bool {
         match answer.code() {
             // Without a status yet the response has begun, and ends in its trailers.
@@ -333,6 +351,7 @@ impl CallContext {
 }
 
 impl Drop for CallContext {
+    #[inline]
     fn drop(&mut self) {
         self.shared.admission.end();
     }

@@ -60,6 +60,7 @@ impl CallFuture {
     }
 
     /// Sends the first attempt, where that can be at once.
+    #[inline]
     pub(super) fn of(mut call: Call, parts: Parts, stay: Stay) -> Self {
         let endpoint = if call.is_plain() { call.context.pick_now(&[]) } else { None };
         Self(match endpoint {
@@ -124,6 +125,7 @@ impl fmt::Debug for CallFuture {
 
 impl First {
     /// Whether there is nothing to do but wait for the answer.
+    #[inline]
     fn waits(&mut self, cx: &Context<'_>) -> bool {
         let latecomers = self.call.context.latecomers();
         match self.stay.place {
@@ -135,6 +137,7 @@ impl First {
         }
     }
 
+    #[inline]
     fn hand_over(self: Box<Self>, answer: Answer) -> Response<Body> {
         let Self { call, endpoint, .. } = *self;
         let Call { context, extensions, deadline, .. } = call;
@@ -160,11 +163,13 @@ impl First {
 
 impl Call {
     /// Its first attempt is sent at once, and alone, to whichever instance is ready.
+    #[inline]
     fn is_plain(&self) -> bool {
         self.context.lookout().is_none() && self.context.hedging().is_none()
     }
 
     /// Its first attempt.
+    #[inline]
     fn send(&mut self, parts: Parts, endpoint: &Chosen) -> (Exchange, Bounds) {
         let tries = Tries::first();
         let body = self.body.first_attempt().expect("nothing has taken it before the first attempt");
@@ -178,10 +183,12 @@ impl Call {
 // === impl Stay ===
 
 impl Stay {
+    #[inline]
     pub(super) fn on(line: &Arc<Line>) -> Self {
         Self { line: line.clone(), place: None }
     }
 
+    #[inline]
     fn leave(&mut self) {
         if let Some(place) = self.place.take() {
             self.line.shared.latecomers.leave(place);

@@ -212,6 +212,7 @@ impl Line {
 // === impl Outgoing ===
 
 impl<'a> Outgoing<'a> {
+    #[inline]
     fn new(head: &'a Head, since: Instant, deadline: Deadline, untold: bool) -> Self {
         Self { head, since, deadline, untold, waited: false }
     }
@@ -222,6 +223,7 @@ impl<'a> Outgoing<'a> {
     }
 
     /// Tells the server what it is to know of an attempt.
+    #[inline]
     fn tell(&self, mut request: Request<Body>, tries: &Tries) -> Request<Body> {
         if self.untold || self.waited || tries.made > 1 {
             self.deadline.lower(request.headers_mut(), Instant::now());
@@ -233,6 +235,7 @@ impl<'a> Outgoing<'a> {
     }
 
     /// When the attempt that `tries` counted last begins: the clock is read only if need be.
+    #[inline]
     fn began(&self, tries: &Tries) -> Instant {
         if self.waited || tries.made > 1 { Instant::now() } else { self.since }
     }
@@ -243,6 +246,7 @@ impl<'a> Outgoing<'a> {
 impl Answered {
     /// The caller's response. Its extensions are put into `map`, which nobody needs
     /// any more: two allocations less.
+    #[inline]
     fn hand_over(self, context: CallContext, deadline: Deadline, mut map: Extensions) -> Response<Body> {
         let until = deadline.of_body(context.has_unary_response());
         let Self { answer, endpoint, attempts } = self;

@@ -93,6 +93,7 @@ pub(super) async fn run(
 }
 
 /// How long the attempt about to be made may go on.
+#[inline]
 pub(super) fn bounds(
     context: &CallContext,
     body: &ReplayBody,
@@ -159,6 +160,7 @@ fn again(
 
 /// Until when the attempt about to be made may go on, where it can be followed
 /// by another one.
+#[inline]
 fn limit(context: &CallContext, body: &ReplayBody, tries: &Tries) -> Option<Instant> {
     let rules = &context.rules().retry;
     let timeout = rules.attempt_timeout?;

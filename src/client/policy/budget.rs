@@ -47,6 +47,7 @@ impl Budget {
     }
 
     /// A call has begun.
+    #[inline]
     pub(crate) fn begun(&self) {
         let Self::Share(share) = self else { return };
         // Two at once may count as one: then there is less to spend, never more.
@@ -58,6 +59,7 @@ impl Budget {
     }
 
     /// An attempt was answered well.
+    #[inline]
     pub(crate) fn succeeded(&self) {
         if let Self::Tokens(tokens) = self {
             tokens.give();
