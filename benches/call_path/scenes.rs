@@ -113,25 +113,37 @@ pub(super) fn stages() -> Outcome {
 /// Calls of one kind alone, for a profiler: `-- --only profile-raw`, `profile-safe` or
 /// `profile-unsafe`, `--callers 16`, `--slices 100`.
 pub(super) fn profile(what: &str, callers: usize, slices: usize) -> Outcome {
-    let server = Backend::start(&Settings::new(1))?;
+    let servers = [Backend::start(&Settings::new(1))?, Backend::start(&Settings::new(2))?];
     Flavour::CurrentThread.runtime()?.block_on(async {
         let method = if what == "profile-unsafe" { Method::Unsafe } else { Method::Safe };
-        if what == "profile-raw" {
-            let raw = Endpoint::from_shared(server.address())?.connect().await?;
-            let mut side = Side::new(CounterClient::new(raw), callers, method);
-            for _ in 0..slices {
-                side.run(SLICE).await;
+        match what {
+            "profile-raw" => {
+                let raw = Endpoint::from_shared(servers[0].address())?.connect().await?;
+                slices_of(CounterClient::new(raw), callers, method, slices).await;
             }
-        } else {
-            let ours = Ours::new([instance(server.port)], Policy::PickFirst);
-            ours.until_ready(1).await;
-            let mut side = Side::new(ours.caller(), callers, method);
-            for _ in 0..slices {
-                side.run(SLICE).await;
+            "profile-list" => slices_of(balance_list(&servers)?, callers, method, slices).await,
+            _ => {
+                let two = what == "profile-two";
+                let (count, policy) = if two { (2, Policy::RoundRobin) } else { (1, Policy::PickFirst) };
+                let ours = Ours::new(servers[..count].iter().map(|it| instance(it.port)), policy);
+                ours.until_ready(count).await;
+                slices_of(ours.caller(), callers, method, slices).await;
             }
         }
         Ok(())
     })
+}
+
+async fn slices_of<C: Caller>(caller: C, callers: usize, method: Method, slices: usize) {
+    let mut side = Side::new(caller, callers, method);
+    for _ in 0..slices {
+        side.run(SLICE).await;
+    }
+}
+
+fn balance_list(servers: &[Backend]) -> Result<CounterClient<Channel>, tonic::transport::Error> {
+    let ends = servers.iter().map(|it| Endpoint::from_shared(it.address())).collect::<Result<Vec<_>, _>>()?;
+    Ok(CounterClient::new(Channel::balance_list(ends.into_iter())))
 }
 
 /// Two instances in turn, against tonic's own balancing.
@@ -146,8 +158,7 @@ pub(super) fn balance(pairs: usize) -> Outcome {
 }
 
 async fn balance_of(servers: &[Backend; 2], callers: usize, pairs: usize) -> Outcome {
-    let ends = servers.iter().map(|it| Endpoint::from_shared(it.address())).collect::<Result<Vec<_>, _>>()?;
-    let list = CounterClient::new(Channel::balance_list(ends.into_iter()));
+    let list = balance_list(servers)?;
     let ours = Ours::new(servers.iter().map(|it| instance(it.port)), Policy::RoundRobin);
     ours.until_ready(2).await;
     for (method, name) in [(Method::Safe, "safe"), (Method::Unsafe, "unsafe")] {

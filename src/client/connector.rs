@@ -134,8 +134,10 @@ impl<N: Network> TonicConnector<N> {
     fn dial(&self, instance: Arc<Instance>, link: Arc<Link>) -> BoxFuture<Result<Endpoint, ConnectError>> {
         let (endpoint, network) = (self.endpoint(&instance), self.network.clone());
         Box::pin(async move {
-            let connector = OneShot { network, link: Some(link.clone()) };
-            let channel = endpoint?.connect_with_connector(connector).await.map_err(ConnectError::Connect)?;
+            let calls = Together::default();
+            let connector = OneShot { network, for_one: Some((link.clone(), calls.clone())) };
+            let channel = endpoint?.executor(calls).connect_with_connector(connector).await;
+            let channel = channel.map_err(ConnectError::Connect)?;
             check(channel.clone()).await?;
             Ok(Endpoint::new(instance, channel, link))
         })
@@ -153,7 +155,6 @@ impl<N: Network> TonicConnector<N> {
         let scheme = "http";
         let endpoint =
             transport::Endpoint::from_shared(format!("{scheme}://{authority}")).map_err(address)?;
-        let endpoint = endpoint.executor(Together::default());
         #[cfg(feature = "tls")]
         let endpoint = match &self.options.tls {
             Some(tls) => endpoint.tls_config(tls.clone()).map_err(address)?,
@@ -250,7 +251,7 @@ fn came_over_the_wire(status: &Status) -> bool {
 /// Connects once. Later calls fail: the channel above is spent.
 struct OneShot<N> {
     network: N,
-    link: Option<Arc<Link>>,
+    for_one: Option<(Arc<Link>, Together)>,
 }
 
 /// A second connection was asked of a channel that is for one only.
@@ -275,10 +276,10 @@ impl<N: Network> Service<Uri> for OneShot<N> {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = self.link.take().map(|link| (self.network.call(uri), link));
+        let connecting = self.for_one.take().map(|it| (self.network.call(uri), it));
         Box::pin(async move {
-            let (connecting, link) = connecting.ok_or(Spent)?;
-            Ok(WatchedIo::new(connecting.await.map_err(Into::into)?, link))
+            let (connecting, (link, calls)) = connecting.ok_or(Spent)?;
+            Ok(WatchedIo::new(connecting.await.map_err(Into::into)?, link, calls))
         })
     }
 }

@@ -1,15 +1,32 @@
-//! The socket under a connection: tells when it closes, and hears the peer out.
+//! The socket under a connection: tells when it closes, hears the peer out, and writes what comes together together.
 
 use std::{
+    future::Future,
     io,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use hyper::rt::{Read, ReadBufCursor, Write};
+use tokio::{task::yield_now, time::Instant};
 
-use super::{endpoint::Link, report::LossCause};
+use super::{endpoint::Link, report::LossCause, together::Together};
+
+/// A write that is smaller waits for more, once. The bound of grpc-go, whose writer lets others run
+/// before it flushes less (`minBatchSize` in internal/transport/controlbuf.go).
+const SMALL: usize = 1000;
+
+/// Where fewer calls are under way, there is nobody to wait for. Our choice.
+const FEW: usize = 4;
+
+/// Where a write had to wait for longer, the runtime is too busy for this. Our choice.
+const LONG: Duration = Duration::from_millis(1);
+
+/// And no write waits for so long then. Our choice: so a runtime that is always busy loses
+/// next to nothing, and one that was so once is soon as good as before.
+const BUSY_FOR: Duration = Duration::from_secs(1);
 
 /// A socket that tells its link when it is closed: within a millisecond of a
 /// peer's death, without any call, and long before the registry knows.
@@ -20,16 +37,46 @@ use super::{endpoint::Link, report::LossCause};
 /// lie unread; h2 then gives the connection up, and nobody learns that the
 /// calls never ran. So a write to a closed peer counts as done, for it makes no
 /// difference, and the reads, which end soon, decide what became of the calls.
+///
+/// A write costs a client more than the rest of a small call. Where many are under way, their
+/// next requests come a moment apart, as their answers do, so that a small write is put off
+/// until the runtime has looked at its sockets once more: no time passes but that of those who have
+/// something to do. Where they have much to do, writes are not put off.
 pub(crate) struct WatchedIo<I> {
     io: I,
     link: Arc<Link>,
+    calls: Together,
+    /// Since when a write is put off.
+    put_off: Option<Instant>,
+    /// Until when none is.
+    busy: Option<Instant>,
     /// The peer has closed: what is written goes nowhere.
     deaf: bool,
 }
 
 impl<I> WatchedIo<I> {
-    pub(crate) fn new(io: I, link: Arc<Link>) -> Self {
-        Self { io, link, deaf: false }
+    /// `calls` runs those of this connection.
+    pub(crate) fn new(io: I, link: Arc<Link>, calls: Together) -> Self {
+        Self { io, link, calls, put_off: None, busy: None, deaf: false }
+    }
+
+    /// Whether a write of `len` bytes is put off. Never twice.
+    fn waits(&mut self, len: usize, cx: &mut Context<'_>) -> bool {
+        if let Some(since) = self.put_off.take() {
+            let now = Instant::now();
+            if now - since > LONG {
+                self.busy = Some(now + BUSY_FOR);
+            }
+            return false;
+        }
+        if len >= SMALL || self.calls.calls() < FEW {
+            return false;
+        }
+        let now = Instant::now();
+        if self.busy.is_none_or(|until| until <= now) && pin!(yield_now()).poll(cx).is_pending() {
+            self.put_off = Some(now);
+        }
+        self.put_off.is_some()
     }
 
     /// Lets a write of `len` bytes to a closed peer count as done.
@@ -71,6 +118,9 @@ impl<I: Write + Unpin> Write for WatchedIo<I> {
         if self.deaf {
             return Poll::Ready(Ok(buf.len()));
         }
+        if self.waits(buf.len(), cx) {
+            return Poll::Pending;
+        }
         let result = Pin::new(&mut self.io).poll_write(cx, buf);
         self.written(result, buf.len())
     }
@@ -96,6 +146,9 @@ impl<I: Write + Unpin> Write for WatchedIo<I> {
         if self.deaf {
             return Poll::Ready(Ok(len));
         }
+        if self.waits(len, cx) {
+            return Poll::Pending;
+        }
         let result = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
         self.written(result, len)
     }
@@ -103,14 +156,15 @@ impl<I: Write + Unpin> Write for WatchedIo<I> {
 
 #[cfg(test)]
 mod tests {
-    use std::{future::poll_fn, time::Duration};
+    use std::future::poll_fn;
 
+    use hyper::rt::Executor;
     use hyper_util::rt::TokioIo;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::{TcpListener, TcpStream},
         sync::mpsc,
-        time::timeout,
+        time::{advance, timeout},
     };
 
     use super::*;
@@ -122,13 +176,69 @@ mod tests {
             .expect("counts as done");
     }
 
+    /// Reports nobody listens to, a socket that takes everything, and so many calls that never end.
+    async fn watched(calls: usize) -> WatchedIo<TokioIo<tokio::io::Sink>> {
+        let together = Together::default();
+        for _ in 0..calls + 1 {
+            together.execute(Box::pin(std::future::pending()));
+        }
+        yield_now().await;
+        // One more, for the task counts when it begins.
+        together.execute(Box::pin(std::future::ready(())));
+        yield_now().await;
+        WatchedIo::new(TokioIo::new(tokio::io::sink()), Link::new(1, mpsc::unbounded_channel().0), together)
+    }
+
+    /// How often a write was put off.
+    async fn waits(io: &mut WatchedIo<TokioIo<tokio::io::Sink>>, len: usize, vectored: bool) -> usize {
+        let (bytes, mut waits) = (vec![0; len], 0);
+        let written = poll_fn(|cx| {
+            let written = match vectored {
+                true => Pin::new(&mut *io).poll_write_vectored(cx, &[io::IoSlice::new(&bytes)]),
+                false => Pin::new(&mut *io).poll_write(cx, &bytes),
+            };
+            waits += usize::from(written.is_pending());
+            written
+        });
+        assert_eq!(written.await.unwrap(), len);
+        waits
+    }
+
+    #[tokio::test]
+    async fn a_small_write_of_many_calls_waits_once_and_no_other_does() {
+        for vectored in [false, true] {
+            let mut many = watched(FEW).await;
+            assert_eq!(waits(&mut many, SMALL - 1, vectored).await, 1);
+            assert_eq!(waits(&mut many, SMALL, vectored).await, 0);
+            assert_eq!(waits(&mut many, 1, vectored).await, 1, "each small one");
+            assert_eq!(waits(&mut watched(FEW - 1).await, 1, vectored).await, 0);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_a_turn_takes_long_no_write_waits_for_a_while() {
+        let mut io = watched(FEW).await;
+        let mut put_off = false;
+        poll_fn(|cx| {
+            put_off = Pin::new(&mut io).poll_write(cx, b"small").is_pending();
+            Poll::Ready(())
+        })
+        .await;
+        assert!(put_off);
+        advance(2 * LONG).await;
+        assert_eq!(waits(&mut io, 1, false).await, 0, "the one that was put off");
+        assert_eq!(waits(&mut io, 1, false).await, 0);
+        advance(BUSY_FOR).await;
+        assert_eq!(waits(&mut io, 1, false).await, 1);
+    }
+
     #[tokio::test]
     async fn the_last_words_of_a_peer_that_has_reset_the_connection_are_heard() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (mut server, _) = listener.accept().await.unwrap();
         let (reports, mut heard) = mpsc::unbounded_channel();
-        let watched = WatchedIo::new(TokioIo::new(client), Link::new(1, reports));
+        let watched = WatchedIo::new(TokioIo::new(client), Link::new(1, reports), Together::default());
         let mut io = TokioIo::new(watched);
 
         write(&mut io).await;

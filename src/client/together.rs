@@ -10,7 +10,10 @@ use std::{
     future::Future,
     mem,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll, Waker},
 };
 
@@ -25,9 +28,19 @@ use super::connector::BoxFuture;
 /// come together mostly, and done in some ten microseconds.
 const ENDED_AT_ONCE: usize = 256;
 
+/// The connection's own task, and the queue's before it: what there is beyond them are calls.
+const OWN: usize = 2;
+
 /// Runs what it is given in one task of the runtime, which ends when all of that has ended.
 #[derive(Clone, Default)]
-pub(crate) struct Together(Arc<Mutex<State>>);
+pub(crate) struct Together(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// How many there were when the task ran last.
+    running: AtomicUsize,
+}
 
 #[derive(Default)]
 struct State {
@@ -60,7 +73,7 @@ struct Run {
 
 impl Executor<BoxFuture<()>> for Together {
     fn execute(&self, task: BoxFuture<()>) {
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         state.new.push(task);
         let waker = match mem::replace(&mut state.phase, Phase::Runs) {
             Phase::Runs => return,
@@ -76,6 +89,11 @@ impl Executor<BoxFuture<()>> for Together {
 }
 
 impl Together {
+    /// How many calls are under way, about.
+    pub(crate) fn calls(&self) -> usize {
+        self.0.running.load(Ordering::Relaxed).saturating_sub(OWN)
+    }
+
     fn start(&self) {
         let run = Run { of: self.clone(), tasks: FuturesUnordered::new(), new: Vec::new() };
         // Without a runtime nothing can run: dropped, as tasks are that come when it has ended.
@@ -90,7 +108,7 @@ impl Together {
 impl Run {
     /// Takes what is new; false where nothing is, and then `phase` is what comes next.
     fn take(&mut self, phase: Phase, cx: &Context<'_>) -> bool {
-        let mut state = self.of.0.lock();
+        let mut state = self.of.0.state.lock();
         let any = !state.new.is_empty();
         if any {
             mem::swap(&mut state.new, &mut self.new);
@@ -112,6 +130,7 @@ impl Future for Run {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
         this.take(Phase::Runs, cx);
+        this.of.0.running.store(this.tasks.len(), Ordering::Relaxed);
         let mut ended = 0;
         loop {
             match Pin::new(&mut this.tasks).poll_next(cx) {
@@ -131,7 +150,7 @@ impl Future for Run {
 impl Drop for Run {
     fn drop(&mut self) {
         // With its runtime, perhaps before all has ended. What it has not taken goes too.
-        let mut state = self.of.0.lock();
+        let mut state = self.of.0.state.lock();
         state.phase = Phase::Ended;
         let left = mem::take(&mut state.new);
         drop(state);
