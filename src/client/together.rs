@@ -67,6 +67,8 @@ struct Run {
     tasks: FuturesUnordered<BoxFuture<()>>,
     /// Room for what is new, kept from one look to the next.
     new: Vec<BoxFuture<()>>,
+    /// It has found nothing left to do; another may be running by now.
+    over: bool,
 }
 
 // === impl Together ===
@@ -95,7 +97,7 @@ impl Together {
     }
 
     fn start(&self) {
-        let run = Run { of: self.clone(), tasks: FuturesUnordered::new(), new: Vec::new() };
+        let run = Run::of(self);
         // Without a runtime nothing can run: dropped, as tasks are that come when it has ended.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(run);
@@ -106,6 +108,10 @@ impl Together {
 // === impl Run ===
 
 impl Run {
+    fn of(together: &Together) -> Self {
+        Self { of: together.clone(), tasks: FuturesUnordered::new(), new: Vec::new(), over: false }
+    }
+
     /// Takes what is new; false where nothing is, and then `phase` is what comes next.
     fn take(&mut self, phase: Phase, cx: &Context<'_>) -> bool {
         let mut state = self.of.0.state.lock();
@@ -139,7 +145,10 @@ impl Future for Run {
                     return Poll::Pending;
                 }
                 Poll::Ready(Some(())) => ended += 1,
-                Poll::Ready(None) if !this.take(Phase::Ended, cx) => return Poll::Ready(()),
+                Poll::Ready(None) if !this.take(Phase::Ended, cx) => {
+                    this.over = true;
+                    return Poll::Ready(());
+                }
                 Poll::Pending if !this.take(Phase::Waits, cx) => return Poll::Pending,
                 Poll::Ready(None) | Poll::Pending => {}
             }
@@ -149,6 +158,9 @@ impl Future for Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
+        if self.over {
+            return;
+        }
         // With its runtime, perhaps before all has ended. What it has not taken goes too.
         let mut state = self.of.0.state.lock();
         state.phase = Phase::Ended;
@@ -225,6 +237,18 @@ mod tests {
         assert!((1..=ENDED_AT_ONCE + 1).contains(&so_far), "{so_far}");
         until_ended().await;
         assert_eq!(ended.load(Ordering::Relaxed), 10 * ENDED_AT_ONCE);
+    }
+
+    #[tokio::test]
+    async fn one_that_comes_just_when_all_have_ended_is_not_lost() {
+        let together = Together::default();
+        let mut first = Run::of(&together);
+        assert!(Pin::new(&mut first).poll(&mut Context::from_waker(Waker::noop())).is_ready());
+        let (late, came) = oneshot::channel();
+        together.execute(Box::pin(async move { late.send(()).unwrap() }));
+        // As on another thread, where the runtime has not dropped it yet.
+        drop(first);
+        came.await.unwrap();
     }
 
     #[test]

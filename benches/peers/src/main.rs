@@ -10,6 +10,7 @@ mod common;
 #[path = "../../failover/run.rs"]
 mod run;
 #[path = "../../failover/table.rs"]
+#[allow(dead_code, reason = "bars are for ours")]
 mod table;
 
 use std::{collections::HashSet, env, net::SocketAddr, time::Duration};
