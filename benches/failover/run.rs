@@ -8,7 +8,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -30,8 +30,6 @@ const WORK: Duration = Duration::from_millis(5);
 pub(crate) const DEADLINE: Duration = Duration::from_secs(2);
 /// When the one server is struck, and when it is back.
 const STRUCK: Duration = Duration::from_secs(3);
-/// So long after the tick of the clock with which calls begin.
-const BETWEEN: Duration = Duration::from_micros(500);
 const BACK: Duration = Duration::from_secs(5);
 const THAWED: Duration = Duration::from_secs(9);
 /// After so long a freeze must have been detected.
@@ -99,12 +97,22 @@ impl Fault {
         if self == Self::Stop { THAWED } else { BACK }
     }
 
-    async fn strike(self, start: Instant, server: &mut Backend, settings: &Settings) -> std::io::Result<()> {
+    /// `made` as in [`calls`].
+    async fn strike(
+        self,
+        start: Instant,
+        made: &AtomicU64,
+        journals: &[PathBuf; 2],
+        server: &mut Backend,
+        settings: &Settings,
+    ) -> std::io::Result<()> {
         sleep_until(start + STRUCK).await;
-        // Calls begin with the runtime's clock, which ticks every millisecond, and so would this. What is on its way
-        // to a server at the very moment of its death nobody can tell from what it has begun: between two ticks
-        // there is none.
-        tokio::task::spawn_blocking(|| std::thread::sleep(BETWEEN)).await?;
+        // When a handler has begun each call that was made: what is on its way to a server when that dies, nobody
+        // could tell from what it has begun. Calls are made with the runtime's clock, which ticks every
+        // millisecond; no other is before the signal is sent, for the runtime has one thread.
+        while made.load(Ordering::Relaxed) != written(journals)? {
+            tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_micros(20))).await?;
+        }
         match self {
             Self::Calm => return Ok(()),
             Self::Kill => server.signal(Signal::KILL)?,
@@ -147,8 +155,9 @@ pub(crate) async fn run<C: Client, E: Into<Box<dyn std::error::Error>>>(
     let start = Instant::now();
     let mut server = servers.swap_remove(struck);
     let setting = settings.swap_remove(struck);
-    let strike = fault.strike(start, &mut server, &setting);
-    let (struck_well, calls) = tokio::join!(strike, calls(client, start));
+    let made = Arc::new(AtomicU64::new(0));
+    let strike = fault.strike(start, &made, &journals, &mut server, &setting);
+    let (struck_well, calls) = tokio::join!(strike, calls(client, start, made.clone()));
     struck_well?;
     // A server that was frozen may still have something to execute.
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -159,12 +168,13 @@ pub(crate) async fn run<C: Client, E: Into<Box<dyn std::error::Error>>>(
     Ok(run)
 }
 
-/// All calls, in the order of their numbers.
-async fn calls<C: Client>(client: C, start: Instant) -> Vec<Call> {
+/// All calls, in the order of their numbers. `made` is how many bytes the journals have once
+/// a handler has begun each call that was made so far.
+async fn calls<C: Client>(client: C, start: Instant, made: Arc<AtomicU64>) -> Vec<Call> {
     let next = Arc::new(AtomicUsize::new(0));
     let mut callers = JoinSet::new();
     for _ in 0..CALLERS {
-        let (mut client, next) = (client.clone(), next.clone());
+        let (mut client, next, made) = (client.clone(), next.clone(), made.clone());
         callers.spawn(async move {
             let mut calls = Vec::new();
             loop {
@@ -173,8 +183,9 @@ async fn calls<C: Client>(client: C, start: Instant) -> Vec<Call> {
                     return calls;
                 }
                 sleep_until(start + PACE * u32::try_from(number).expect("few")).await;
-                let begun = start.elapsed();
-                let answer = client.call(number.to_string(), DEADLINE).await;
+                let (begun, id) = (start.elapsed(), number.to_string());
+                made.fetch_add(id.len() as u64 + 1, Ordering::Relaxed);
+                let answer = client.call(id, DEADLINE).await;
                 calls.push((number, Call { begun, ended: start.elapsed(), answer }));
             }
         });
@@ -182,6 +193,11 @@ async fn calls<C: Client>(client: C, start: Instant) -> Vec<Call> {
     let mut all: Vec<_> = callers.join_all().await.into_iter().flatten().collect();
     all.sort_by_key(|(number, _)| *number);
     all.into_iter().map(|(_, call)| call).collect()
+}
+
+/// How long the journals are together.
+fn written(journals: &[PathBuf; 2]) -> std::io::Result<u64> {
+    journals.iter().map(|path| Ok(fs::metadata(path)?.len())).sum()
 }
 
 fn judge(
