@@ -47,6 +47,8 @@ async fn takes_over(kind: Kind) {
     // It is given the role by name, and dies: whoever gave it has stood back for it, and does so no longer.
     let (done, said) = demo(None, &["hand-over", "--to", NAMES[A], "--at", &at(&world, B)]).await;
     assert!(done && said.contains("counter-a is primary"), "{said}");
+    // By the lease: it learns so itself a moment later.
+    world.backend(A).says("became PRIMARY").await;
     assert_eq!(world.ask(A, &Ask::Increment).await.unwrap().value, 5);
     world.kill(A).await;
     let ack = taken_over_in_time(&world, B).await;
@@ -183,6 +185,7 @@ async fn by_hand_two_instances_on_one_host_count_and_refuse() {
     world.backend(B).says("counter-b: POST /counter.v1.Counter/Increment Unavailable").await;
     let (done, said) = demo(None, &["hand-over", "--to", "counter-b", "--at", &a]).await;
     assert!(done && said.contains("counter-b is primary, term 2"), "{said}");
+    world.backend(B).says("became PRIMARY").await;
     let (done, said) = demo(None, &["call", "--at", &b]).await;
     assert!(done && said.contains(r#""counter":3"#), "{said}");
     let (done, said) = demo(None, &["hand-over", "--to", "counter-b", "--at", &b]).await;
