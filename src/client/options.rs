@@ -20,7 +20,7 @@ pub enum Policy {
     /// connections ready beside it.
     #[default]
     PickFirst,
-    /// Each call to the next one in turn, to each as often as its weight
+    /// Each call, whatever its method, to the next one in turn, to each as often as its weight
     /// ([`Instance::weight`](crate::Instance::weight)) wants.
     RoundRobin,
     /// Each call to the less busy of two, one in turn and one by lot, considered as

@@ -13,7 +13,8 @@ pub(crate) const UNNAMED: &str = "local";
 /// The state of one service at one moment. It promises nothing about the next one.
 ///
 /// Its `Display` is one line: `counter-1@dc1 ready, 2 known, 1 ejected`, or, where calls go to the primary
-/// alone, `counter-a@dc1 ready, primary of term 3, 2 known`.
+/// alone, `counter-a@dc1 ready, primary of term 3, 2 known`. It names the preferred instance; how many are
+/// ready is in [`DatacenterStatus::ready`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ServiceStatus {
@@ -21,7 +22,8 @@ pub struct ServiceStatus {
     pub service: Arc<str>,
     /// The generation of the binding last published.
     pub generation: u64,
-    /// The preferred instance, if any is usable.
+    /// The preferred instance, if any is usable; where calls are spread
+    /// ([`Policy`](super::Policy)), one of those that they go to.
     pub bound: Option<Arc<Instance>>,
     /// Whether calls go to the primary alone.
     pub primary_only: bool,

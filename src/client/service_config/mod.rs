@@ -35,7 +35,9 @@ use super::{
 ///
 /// Read strictly, where gRPC is not: a field that is unknown, or known to gRPC
 /// and not to us (`maxRequestMessageBytes`, `maxResponseMessageBytes`,
-/// `connectionScaling`), is refused, for it would silently not hold.
+/// `connectionScaling`), is refused, for it would silently not hold. Whether there are the
+/// services and methods that it names is not looked at, not even where there are
+/// [`descriptors`](super::ServiceOptions::descriptors).
 ///
 /// ```
 /// use tonic_failover::client::{ServiceConfig, ServiceOptions};
