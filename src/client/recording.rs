@@ -15,7 +15,7 @@ use http_body::{Body as HttpBody, Frame};
 use parking_lot::Mutex;
 use tonic::{Status, body::Body};
 
-use super::frames::Frames;
+use super::{frames::Frames, together::polls_a_callers_own};
 
 /// The body between attempts. Clones are the same body.
 #[derive(Clone)]
@@ -118,6 +118,7 @@ impl HttpBody for Play {
         if tape.ended {
             return Poll::Ready(None);
         }
+        polls_a_callers_own();
         let polled = Pin::new(&mut tape.rest).poll_frame(cx);
         match &polled {
             Poll::Pending => tape.waker = Some(cx.waker().clone()),

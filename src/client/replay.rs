@@ -24,6 +24,7 @@ use tonic::{Status, body::Body};
 use super::{
     frames::{Frames, Kept},
     recording::Recording,
+    together::polls_a_callers_own,
 };
 
 /// A request's body between attempts.
@@ -173,6 +174,7 @@ impl HttpBody for Lease {
                 "the request's body was taken by another attempt",
             ))));
         };
+        polls_a_callers_own();
         Pin::new(rest).poll_frame(cx)
     }
 

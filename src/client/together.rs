@@ -5,16 +5,22 @@
 //! runtime of several threads one thread wakes another for it. Here they wake each other within one task:
 //! a call takes two wake-ups of the runtime less, and answers that come together are handed over together
 //! (`cargo bench --bench call_path -- --only cost`: "the published channel by itself").
+//!
+//! A caller's own stream, which hyper polls in a task while it sends the request, may take its time
+//! over a message, and may panic. All other calls of the connection would wait for it, or end with it:
+//! its task is one of the runtime's own, as it is without this.
 
 use std::{
+    cell::Cell,
     future::Future,
     mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
 };
 
 use futures_util::{Stream, stream::FuturesUnordered};
@@ -30,6 +36,17 @@ const ENDED_AT_ONCE: usize = 256;
 
 /// The connection's own task, and the queue's before it: what there is beyond them are calls.
 const OWN: usize = 2;
+
+thread_local! {
+    /// What is being polled on this thread has polled a caller's own stream.
+    static CALLERS_OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// To be said by whatever polls a caller's own stream for the transport.
+#[inline]
+pub(crate) fn polls_a_callers_own() {
+    CALLERS_OWN.set(true);
+}
 
 /// Runs what it is given in one task of the runtime, which ends when all of that has ended.
 #[derive(Clone, Default)]
@@ -64,17 +81,30 @@ enum Phase {
 /// The task.
 struct Run {
     of: Together,
-    tasks: FuturesUnordered<BoxFuture<()>>,
+    tasks: FuturesUnordered<Part>,
     /// Room for what is new, kept from one look to the next.
     new: Vec<BoxFuture<()>>,
     /// It has found nothing left to do; another may be running by now.
     over: bool,
 }
 
+/// One of those it runs; `None` when that has ended or runs apart.
+struct Part(Option<BoxFuture<()>>);
+
+/// One that has a task of its own.
+struct Apart(BoxFuture<()>);
+
+/// Whatever follows on this thread is something else.
+struct Forget;
+
 // === impl Together ===
 
 impl Executor<BoxFuture<()>> for Together {
     fn execute(&self, task: BoxFuture<()>) {
+        // hyper polls a request's body once by itself, and has a task made for what is left of it.
+        if CALLERS_OWN.take() {
+            return spawn(Apart(task));
+        }
         let mut state = self.0.state.lock();
         state.new.push(task);
         let waker = match mem::replace(&mut state.phase, Phase::Runs) {
@@ -97,11 +127,63 @@ impl Together {
     }
 
     fn start(&self) {
-        let run = Run::of(self);
-        // Without a runtime nothing can run: dropped, as tasks are that come when it has ended.
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(run);
+        spawn(Run::of(self));
+    }
+}
+
+fn spawn(task: impl Future<Output = ()> + Send + 'static) {
+    // Without a runtime nothing can run: dropped, as tasks are that come when it has ended.
+    if let Ok(runtime) = Handle::try_current() {
+        runtime.spawn(task);
+    }
+}
+
+// === impl Part ===
+
+impl Future for Part {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let _forget = Forget;
+        let part = &mut self.0;
+        // One that panics ends alone, as a task of the runtime's does.
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(task) = part {
+                ready!(task.as_mut().poll(cx));
+                *part = None;
+            }
+            Poll::Ready(())
+        }));
+        if !matches!(polled, Ok(Poll::Pending)) {
+            return Poll::Ready(());
         }
+        if CALLERS_OWN.get()
+            && let Some(task) = part.take()
+        {
+            spawn(Apart(task));
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    }
+}
+
+// === impl Apart ===
+
+impl Future for Apart {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let _forget = Forget;
+        self.0.as_mut().poll(cx)
+    }
+}
+
+// === impl Forget ===
+
+impl Drop for Forget {
+    #[inline]
+    fn drop(&mut self) {
+        CALLERS_OWN.set(false);
     }
 }
 
@@ -125,7 +207,7 @@ impl Run {
             }
         }
         drop(state);
-        self.tasks.extend(self.new.drain(..));
+        self.tasks.extend(self.new.drain(..).map(|task| Part(Some(task))));
         any
     }
 }
@@ -220,6 +302,73 @@ mod tests {
             assert_eq!(hears.recv().await, Some("first"));
             until_ended().await;
         }
+    }
+
+    #[tokio::test]
+    async fn what_polls_a_callers_own_stream_goes_on_by_itself() {
+        let together = Together::default();
+        let (go, gone) = oneshot::channel::<()>();
+        // Another is made by one that has done so, and it itself stays.
+        let (inner, said) = (together.clone(), Arc::new(AtomicUsize::new(0)));
+        let at_its_turn = said.clone();
+        together.execute(Box::pin(async move {
+            polls_a_callers_own();
+            inner.execute(Box::pin(async move {
+                polls_a_callers_own();
+                yield_now().await;
+                let _ = gone.await;
+            }));
+            yield_now().await;
+            at_its_turn.store(alive(), Ordering::Relaxed);
+            std::future::pending().await
+        }));
+        while said.load(Ordering::Relaxed) == 0 {
+            yield_now().await;
+        }
+        assert_eq!(said.load(Ordering::Relaxed), 2);
+        go.send(()).unwrap();
+        while alive() > 1 {
+            yield_now().await;
+        }
+        let (go, gone) = oneshot::channel::<()>();
+        together.execute(Box::pin(async move {
+            polls_a_callers_own();
+            let _ = gone.await;
+        }));
+        while alive() < 2 {
+            yield_now().await;
+        }
+        // What comes later is none of it.
+        together.execute(Box::pin(std::future::pending()));
+        yield_now().await;
+        assert_eq!(alive(), 2);
+        go.send(()).unwrap();
+        while alive() > 1 {
+            yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn one_that_panics_ends_alone() {
+        let together = Together::default();
+        let (go, gone) = oneshot::channel::<()>();
+        let (said, heard) = oneshot::channel();
+        together.execute(Box::pin(async move {
+            gone.await.unwrap();
+            said.send(()).unwrap();
+        }));
+        let panics = Arc::new(());
+        let held = panics.clone();
+        together.execute(Box::pin(async move {
+            let _held = held;
+            panic!("as it should");
+        }));
+        while Arc::strong_count(&panics) > 1 {
+            yield_now().await;
+        }
+        go.send(()).unwrap();
+        heard.await.unwrap();
+        until_ended().await;
     }
 
     #[tokio::test]

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use h2::Reason;
 use http::uri::PathAndQuery;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::{Code, Request, Response, Status};
 use tonic_failover::{
     client::{CallErrorKind, FailoverChannel},
@@ -15,10 +15,10 @@ use tonic_prost::ProstCodec;
 
 use crate::{
     common::{
-        DEADLINE, options,
+        DEADLINE, SOON, options,
         scripted::{Act, End, Scripted},
     },
-    stage::{Stage, kind, served, wait_for, watch},
+    stage::{Stage, get, increment, kind, served, wait_for, watch},
 };
 
 /// A message with so many bytes on the wire, its head included.
@@ -33,18 +33,29 @@ pub(crate) async fn collect(
     count: usize,
     size: usize,
 ) -> Result<Response<CounterReply>, Status> {
+    let mut request = Request::new(messages(count, size));
+    request.set_timeout(DEADLINE);
+    upload(channel, request).await
+}
+
+/// Not there at once: so the body cannot be kept.
+fn messages(count: usize, size: usize) -> ReceiverStream<IncrementRequest> {
     let (send, receive) = mpsc::channel(1);
     tokio::spawn(async move {
         for _ in 0..count {
-            // Not there at once: so the body cannot be kept.
             tokio::time::sleep(Duration::from_millis(1)).await;
             if send.send(message(size)).await.is_err() {
                 return;
             }
         }
     });
-    let mut request = Request::new(ReceiverStream::new(receive));
-    request.set_timeout(DEADLINE);
+    ReceiverStream::new(receive)
+}
+
+async fn upload(
+    channel: FailoverChannel,
+    request: Request<impl tokio_stream::Stream<Item = IncrementRequest> + Send + 'static>,
+) -> Result<Response<CounterReply>, Status> {
     let mut client = tonic::client::Grpc::new(channel);
     client.ready().await.unwrap();
     let codec = ProstCodec::<IncrementRequest, CounterReply>::default();
@@ -102,6 +113,71 @@ async fn a_client_stream_that_was_consumed_is_not_replayed() {
     assert_eq!(kind(&status), CallErrorKind::Refused);
     assert_eq!(server.asks().len(), 1, "what is left of it is no request");
     collect(stage.channel(), 3, 1000).await.unwrap();
+}
+
+/// All calls of a connection have a task in common, and a caller's stream has none of that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_stream_whose_messages_take_their_time_keeps_no_other_call_waiting() {
+    let server = Scripted::good().await;
+    let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    let (later, receive) = mpsc::channel(1);
+    let (blocks, blocked) = oneshot::channel();
+    let (go, gone) = std::sync::mpsc::channel();
+    let mut blocks = Some(blocks);
+    let messages = messages(2, 1000).chain(ReceiverStream::new(receive).map(move |message| {
+        blocks.take().unwrap().send(()).unwrap();
+        gone.recv_timeout(SOON).unwrap();
+        message
+    }));
+    let uploading = tokio::spawn(upload(stage.channel(), Request::new(messages)));
+    wait_for("part of it has come", || server.received() == 2000).await;
+    later.send(message(1000)).await.unwrap();
+    drop(later);
+    blocked.await.unwrap();
+    for _ in 0..10 {
+        let reply = get(stage.channel(), DEADLINE).await;
+        assert_eq!(served(&reply.unwrap()).1, 1);
+    }
+    go.send(()).unwrap();
+    uploading.await.unwrap().unwrap();
+    assert_eq!(server.received(), 3000 + 10 * 5);
+    assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_panics_ends_no_other_call() {
+    let server = Scripted::start(|ask| match ask.number {
+        1 => Act::Hang,
+        2 => Act::Answer.after(Duration::from_millis(500)),
+        _ => Act::Answer,
+    })
+    .await;
+    let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    let (panics, panicked) = oneshot::channel::<()>();
+    let (go, mut gone) = mpsc::channel::<()>(1);
+    let (mut made, mut panics) = (0, Some(panics));
+    let messages = messages(2, 1000).chain(futures_util::stream::poll_fn(move |cx| {
+        // When another call is under way.
+        std::task::ready!(gone.poll_recv(cx));
+        made += 1;
+        drop(panics.take());
+        assert_eq!(made, 0, "as it should");
+        std::task::Poll::Ready(None)
+    }));
+    let mut request = Request::new(messages);
+    request.set_timeout(DEADLINE);
+    let uploading = tokio::spawn(upload(stage.channel(), request));
+    wait_for("part of it has come", || server.received() == 2000).await;
+    let other = tokio::spawn(increment(stage.channel(), SOON));
+    wait_for("both have come", || server.asks().len() == 2).await;
+    go.send(()).await.unwrap();
+    panicked.await.unwrap_err();
+    assert_eq!(served(&other.await.unwrap().unwrap()).1, 1);
+    increment(stage.channel(), SOON).await.unwrap();
+    uploading.await.unwrap().unwrap_err();
+    assert_eq!(server.connections(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
