@@ -15,7 +15,7 @@ use std::{
 
 use rustix::process::Signal;
 use tokio::{
-    task::JoinSet,
+    task::{JoinSet, yield_now},
     time::{Instant, sleep_until},
 };
 
@@ -111,7 +111,7 @@ impl Fault {
         // could tell from what it has begun. Calls are made with the runtime's clock, which ticks every
         // millisecond; no other is before the signal is sent, for the runtime has one thread.
         while made.load(Ordering::Relaxed) != written(journals)? {
-            tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_micros(20))).await?;
+            yield_now().await;
         }
         match self {
             Self::Calm => return Ok(()),
