@@ -24,9 +24,13 @@ const FEW: usize = 4;
 /// Where a write had to wait for longer, the runtime is too busy for this. Our choice.
 const LONG: Duration = Duration::from_millis(1);
 
-/// And no write waits for so long then. Our choice: so a runtime that is always busy loses
-/// next to nothing, and one that was so once is soon as good as before.
+/// And no write waits then for so many times as long: so a runtime that is always busy, or whose threads
+/// are blocked time and again, loses a hundredth of its time at most. Our choice.
+const TIMES: u32 = 100;
+
+/// The least and the most of that, so that what was busy once is soon as good as before. Our choice.
 const BUSY_FOR: Duration = Duration::from_secs(1);
+const BUSY_AT_MOST: Duration = Duration::from_secs(60);
 
 /// A socket that tells its link when it is closed: within a millisecond of a
 /// peer's death, without any call, and long before the registry knows.
@@ -64,8 +68,9 @@ impl<I> WatchedIo<I> {
     fn waits(&mut self, len: usize, cx: &mut Context<'_>) -> bool {
         if let Some(since) = self.put_off.take() {
             let now = Instant::now();
-            if now - since > LONG {
-                self.busy = Some(now + BUSY_FOR);
+            let waited = now - since;
+            if waited > LONG {
+                self.busy = Some(now + waited.saturating_mul(TIMES).clamp(BUSY_FOR, BUSY_AT_MOST));
             }
             return false;
         }
@@ -217,19 +222,28 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn where_a_turn_takes_long_no_write_waits_for_a_while() {
-        let mut io = watched(FEW).await;
-        let mut put_off = false;
-        poll_fn(|cx| {
-            put_off = Pin::new(&mut io).poll_write(cx, b"small").is_pending();
-            Poll::Ready(())
-        })
-        .await;
-        assert!(put_off);
-        advance(2 * LONG).await;
-        assert_eq!(waits(&mut io, 1, false).await, 0, "the one that was put off");
-        assert_eq!(waits(&mut io, 1, false).await, 0);
-        advance(BUSY_FOR).await;
-        assert_eq!(waits(&mut io, 1, false).await, 1);
+        let blocked = Duration::from_millis(300);
+        for (waited, not_for) in [
+            (2 * LONG, BUSY_FOR),
+            // All calls have waited for that: not once a second.
+            (blocked, TIMES * blocked),
+            (10 * BUSY_FOR, BUSY_AT_MOST),
+        ] {
+            let mut io = watched(FEW).await;
+            let mut put_off = false;
+            poll_fn(|cx| {
+                put_off = Pin::new(&mut io).poll_write(cx, b"small").is_pending();
+                Poll::Ready(())
+            })
+            .await;
+            assert!(put_off);
+            advance(waited).await;
+            assert_eq!(waits(&mut io, 1, false).await, 0, "the one that was put off");
+            advance(not_for - LONG).await;
+            assert_eq!(waits(&mut io, 1, false).await, 0);
+            advance(LONG).await;
+            assert_eq!(waits(&mut io, 1, false).await, 1);
+        }
     }
 
     #[tokio::test]
