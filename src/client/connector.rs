@@ -132,15 +132,27 @@ impl<N: Network> TonicConnector<N> {
     }
 
     fn dial(&self, instance: Arc<Instance>, link: Arc<Link>) -> BoxFuture<Result<Endpoint, ConnectError>> {
-        let (endpoint, network) = (self.endpoint(&instance), self.network.clone());
+        let (endpoint, network, tls) = (self.endpoint(&instance), self.network.clone(), self.has_tls());
         Box::pin(async move {
             let calls = Together::default();
-            let connector = OneShot { network, for_one: Some((link.clone(), calls.clone())) };
+            // TLS takes what it is given at once, and comes with it a second time: nothing is gained by waiting.
+            let of_socket = if tls { Together::default() } else { calls.clone() };
+            let connector = OneShot { network, for_one: Some((link.clone(), of_socket)) };
             let channel = endpoint?.executor(calls).connect_with_connector(connector).await;
             let channel = channel.map_err(ConnectError::Connect)?;
             check(channel.clone()).await?;
             Ok(Endpoint::new(instance, channel, link))
         })
+    }
+
+    #[cfg(feature = "tls")]
+    fn has_tls(&self) -> bool {
+        self.options.tls.is_some()
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn has_tls(&self) -> bool {
+        false
     }
 
     fn endpoint(&self, instance: &Instance) -> Result<transport::Endpoint, ConnectError> {
@@ -149,10 +161,7 @@ impl<N: Network> TonicConnector<N> {
             authority: authority.to_owned(),
             source: source.into(),
         };
-        #[cfg(feature = "tls")]
-        let scheme = if self.options.tls.is_some() { "https" } else { "http" };
-        #[cfg(not(feature = "tls"))]
-        let scheme = "http";
+        let scheme = if self.has_tls() { "https" } else { "http" };
         let endpoint =
             transport::Endpoint::from_shared(format!("{scheme}://{authority}")).map_err(address)?;
         #[cfg(feature = "tls")]

@@ -172,7 +172,7 @@ mod tests {
         time::{advance, timeout},
     };
 
-    use super::*;
+    use super::{super::together::OWN, *};
 
     async fn write(io: &mut TokioIo<WatchedIo<TokioIo<TcpStream>>>) {
         timeout(Duration::from_secs(20), io.write_all(b"more"))
@@ -184,7 +184,7 @@ mod tests {
     /// Reports nobody listens to, a socket that takes everything, and so many calls that never end.
     async fn watched(calls: usize) -> WatchedIo<TokioIo<tokio::io::Sink>> {
         let together = Together::default();
-        for _ in 0..calls + 1 {
+        for _ in 1..calls + OWN {
             together.execute(Box::pin(std::future::pending()));
         }
         yield_now().await;

@@ -34,8 +34,8 @@ use super::connector::BoxFuture;
 /// come together mostly, and done in some ten microseconds.
 const ENDED_AT_ONCE: usize = 256;
 
-/// The connection's own task, and the queue's before it: what there is beyond them are calls.
-const OWN: usize = 2;
+/// The tasks of h2's connection, of hyper's before it and of tonic's queue: what there is beyond them are calls.
+pub(crate) const OWN: usize = 3;
 
 thread_local! {
     /// What is being polled on this thread has polled a caller's own stream.
