@@ -111,7 +111,7 @@ pub(super) fn stages() -> Outcome {
 }
 
 /// Calls of one kind alone, for a profiler: `-- --only profile-raw`, `profile-safe` or
-/// `profile-unsafe`, `--callers 16`, `--slices 100`.
+/// `profile-unsafe`; `profile-list` and `profile-two` with two instances; `--callers 16`, `--slices 100`.
 pub(super) fn profile(what: &str, callers: usize, slices: usize) -> Outcome {
     let servers = [Backend::start(&Settings::new(1))?, Backend::start(&Settings::new(2))?];
     Flavour::CurrentThread.runtime()?.block_on(async {

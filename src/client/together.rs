@@ -115,7 +115,7 @@ impl Executor<BoxFuture<()>> for Together {
         drop(state);
         match waker {
             Some(waker) => waker.wake(),
-            None => self.start(),
+            None => spawn(Run::of(self)),
         }
     }
 }
@@ -124,10 +124,6 @@ impl Together {
     /// How many calls are under way, about.
     pub(crate) fn calls(&self) -> usize {
         self.0.running.load(Ordering::Relaxed).saturating_sub(OWN)
-    }
-
-    fn start(&self) {
-        spawn(Run::of(self));
     }
 }
 

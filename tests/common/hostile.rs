@@ -15,7 +15,8 @@ pub(crate) struct Listening {
     _held: Vec<TcpStream>,
 }
 
-/// A port on which nobody listens until this is dropped: bound, it is nobody else's.
+/// A port on which nobody listens until this is dropped: bound, it is nobody else's. Not the testkit's
+/// `Port`, for `tests/client_only` has no testkit.
 pub(crate) struct Refused {
     pub(crate) port: u16,
     _bound: TcpSocket,
