@@ -85,7 +85,12 @@ fn main() -> Outcome {
 async fn scene(fault: Fault, runs: usize, calm: &mut f64) -> Outcome {
     let kinds: Vec<_> = KINDS
         .into_iter()
-        .filter(|(kind, _)| *kind != Kind::BalanceListPings || fault == Fault::Stop)
+        .filter(|(kind, _)| match (fault, kind) {
+            (_, Kind::BalanceListPings) => fault == Fault::Stop,
+            // What it shows beside the other is what becomes of calls that may not be made anew.
+            (Fault::KillAmidCalls, Kind::BalanceList | Kind::Ours(_, Method::Safe)) => false,
+            _ => true,
+        })
         .collect();
     let mut all = vec![Vec::new(); kinds.len()];
     for _ in 0..runs {
@@ -120,12 +125,18 @@ fn bars(fault: Fault, policy: Policy, method: Method, name: &str, runs: &[Run], 
             most(|it| it.failed - it.executed_though_failed),
             0.0,
         );
+    } else if fault == Fault::KillAmidCalls {
+        bar(
+            &place("failures that neither a handler had begun nor a dying process had taken"),
+            most(|it| it.failed - it.executed_though_failed - it.sent_to_the_dying),
+            0.0,
+        );
     }
     if method == Method::Unsafe {
         bar(&place("executed twice"), most(|it| it.executed_twice), 0.0);
     }
     match fault {
-        Fault::Kill if *calm > 0.0 => {
+        Fault::Kill | Fault::KillAmidCalls if *calm > 0.0 => {
             bar(&place("longest gap, median, ms"), table::median(runs, |it| it.gap), *calm + 10.0);
         }
         Fault::Stop => {
@@ -135,10 +146,11 @@ fn bars(fault: Fault, policy: Policy, method: Method, name: &str, runs: &[Run], 
             bar(&place("longest gap, ms"), most(|it| it.gap), 1200.0);
             bar(&place("calls into the freeze once it was detected"), most(|it| it.into_the_freeze), 0.0);
         }
-        Fault::Calm | Fault::Kill | Fault::Terminate => {}
+        Fault::Calm | Fault::Kill | Fault::KillAmidCalls | Fault::Terminate => {}
     }
     // Pick first stays where it is.
-    if policy == Policy::RoundRobin && matches!(fault, Fault::Kill | Fault::Terminate) {
+    if policy == Policy::RoundRobin && matches!(fault, Fault::Kill | Fault::KillAmidCalls | Fault::Terminate)
+    {
         bar(&place("traffic back, ms"), most(table::back), 1000.0);
     }
 }

@@ -5,6 +5,7 @@
 use std::{
     collections::{HashMap, HashSet},
     env, fs,
+    ops::Range,
     path::PathBuf,
     sync::{
         Arc,
@@ -15,7 +16,10 @@ use std::{
 
 use rustix::process::Signal;
 use tokio::{
-    task::{JoinSet, yield_now},
+    io::AsyncReadExt,
+    net::TcpStream,
+    sync::watch,
+    task::{JoinSet, spawn_blocking, yield_now},
     time::{Instant, sleep_until},
 };
 
@@ -42,7 +46,10 @@ const STUCK: Duration = Duration::from_millis(450);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Calm,
+    /// Its callers make no call while it dies: what has been sent it has read.
     Kill,
+    /// As most processes are killed: calls go on while it dies.
+    KillAmidCalls,
     Terminate,
     Stop,
 }
@@ -66,6 +73,9 @@ pub(crate) struct Run {
     pub(crate) failed: f64,
     /// Of those, the ones that a server had begun to execute.
     pub(crate) executed_though_failed: f64,
+    /// Of those, the ones that none had begun, made while the killed process died: its sockets still took
+    /// what nobody reads any more.
+    pub(crate) sent_to_the_dying: f64,
     pub(crate) executed_twice: f64,
     /// The longest time without a success, in ms; so are all times.
     pub(crate) gap: f64,
@@ -82,12 +92,14 @@ pub(crate) struct Run {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 4] = [Self::Calm, Self::Kill, Self::Terminate, Self::Stop];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Calm, Self::Kill, Self::KillAmidCalls, Self::Terminate, Self::Stop];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Calm => "calm",
             Self::Kill => "SIGKILL",
+            Self::KillAmidCalls => "SIGKILL-amid-calls",
             Self::Terminate => "SIGTERM",
             Self::Stop => "SIGSTOP",
         }
@@ -97,37 +109,82 @@ impl Fault {
         if self == Self::Stop { THAWED } else { BACK }
     }
 
-    /// `made` as in [`calls`].
+    fn kills(self) -> bool {
+        matches!(self, Self::Kill | Self::KillAmidCalls)
+    }
+
+    /// The time for which a killed process's sockets still stood, if one was killed.
     async fn strike(
         self,
-        start: Instant,
-        made: &AtomicU64,
+        callers: &Callers,
         journals: &[PathBuf; 2],
-        server: &mut Backend,
-        settings: &Settings,
-    ) -> std::io::Result<()> {
+        victim: &mut Target,
+    ) -> std::io::Result<Option<Range<Duration>>> {
+        let start = callers.start;
         sleep_until(start + STRUCK).await;
+        callers.hold.send_replace(self == Self::Kill);
         // When a handler has begun each call that was made: what is on its way to a server when that dies, nobody
         // could tell from what it has begun. Calls are made with the runtime's clock, which ticks every
         // millisecond; no other is before the signal is sent, for the runtime has one thread.
-        while made.load(Ordering::Relaxed) != written(journals)? {
+        while callers.made.load(Ordering::Relaxed) != written(journals)? {
             yield_now().await;
         }
+        let mut died = None;
         match self {
-            Self::Calm => return Ok(()),
-            Self::Kill => server.signal(Signal::KILL)?,
-            Self::Terminate => server.signal(Signal::TERM)?,
-            Self::Stop => server.signal(Signal::STOP)?,
+            Self::Calm => return Ok(None),
+            Self::Kill | Self::KillAmidCalls => {
+                let struck = start.elapsed();
+                victim.server.signal(Signal::KILL)?;
+                for witness in &mut victim.witnesses {
+                    while witness.read_u8().await.is_ok() {}
+                }
+                died = Some(struck..start.elapsed());
+                // The runtime looks at its sockets once more before the callers go on.
+                yield_now().await;
+                callers.hold.send_replace(false);
+            }
+            Self::Terminate => victim.server.signal(Signal::TERM)?,
+            Self::Stop => victim.server.signal(Signal::STOP)?,
         }
         sleep_until(start + self.back()).await;
         match self {
-            Self::Stop => server.signal(Signal::CONT),
+            Self::Stop => victim.server.signal(Signal::CONT)?,
             _ => {
-                server.wait()?;
-                *server = Backend::start(settings)?;
-                Ok(())
+                victim.server.wait()?;
+                // On a thread of its own: the callers' would stand still meanwhile.
+                let settings = victim.settings.clone();
+                victim.server = spawn_blocking(move || Backend::start(&settings)).await??;
             }
         }
+        Ok(died)
+    }
+}
+
+/// Those who make the calls.
+struct Callers {
+    start: Instant,
+    /// How many bytes the journals have once a handler has begun each call that was made so far.
+    made: AtomicU64,
+    /// Whether they make no further call for now.
+    hold: watch::Sender<bool>,
+}
+
+/// A server that may be struck.
+struct Target {
+    server: Backend,
+    settings: Settings,
+    /// Connections on which nothing is said to it, so that one sees when a killed process's sockets are closed.
+    /// The kernel closes them in an order of its own: one was there before the client's, and one came after.
+    witnesses: Vec<TcpStream>,
+}
+
+impl Target {
+    /// None if the server may want to end well, which this would delay.
+    async fn add_witness_of(&mut self, fault: Fault) -> std::io::Result<()> {
+        if fault.kills() {
+            self.witnesses.push(TcpStream::connect(("127.0.0.1", self.server.port)).await?);
+        }
+        Ok(())
     }
 }
 
@@ -141,41 +198,43 @@ pub(crate) async fn run<C: Client, E: Into<Box<dyn std::error::Error>>>(
     for journal in &journals {
         let _ = fs::remove_file(journal);
     }
-    let mut servers = Vec::new();
-    let mut settings = Vec::new();
+    let mut targets = Vec::new();
     for (number, journal) in (1..).zip(&journals) {
-        let mut set = Settings { work: WORK, journal: Some(journal.clone()), ..Settings::new(number) };
-        let server = Backend::start(&set)?;
+        let mut settings = Settings { work: WORK, journal: Some(journal.clone()), ..Settings::new(number) };
+        let server = Backend::start(&settings)?;
         // It comes back where it was.
-        set.listen.set_port(server.port);
-        servers.push(server);
-        settings.push(set);
+        settings.listen.set_port(server.port);
+        targets.push(Target { server, settings, witnesses: Vec::new() });
     }
-    let (client, struck) = connect([servers[0].port, servers[1].port]).await.map_err(Into::into)?;
-    let start = Instant::now();
-    let mut server = servers.swap_remove(struck);
-    let setting = settings.swap_remove(struck);
-    let made = Arc::new(AtomicU64::new(0));
-    let strike = fault.strike(start, &made, &journals, &mut server, &setting);
-    let (struck_well, calls) = tokio::join!(strike, calls(client, start, made.clone()));
-    struck_well?;
+    let ports = [targets[0].server.port, targets[1].server.port];
+    for target in &mut targets {
+        target.add_witness_of(fault).await?;
+    }
+    let (client, struck) = connect(ports).await.map_err(Into::into)?;
+    targets[struck].add_witness_of(fault).await?;
+    let callers = Callers { start: Instant::now(), made: AtomicU64::new(0), hold: watch::Sender::new(false) };
+    let callers = Arc::new(callers);
+    let strike = fault.strike(&callers, &journals, &mut targets[struck]);
+    let (died, calls) = tokio::join!(strike, calls(client, callers.clone()));
+    let died = died?;
     // A server that was frozen may still have something to execute.
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let run = judge(fault, struck, calls, &journals)?;
+    let run = judge(fault, struck, died, calls, &journals)?;
     for journal in &journals {
         let _ = fs::remove_file(journal);
     }
     Ok(run)
 }
 
-/// All calls, in the order of their numbers. `made` is how many bytes the journals have once
-/// a handler has begun each call that was made so far.
-async fn calls<C: Client>(client: C, start: Instant, made: Arc<AtomicU64>) -> Vec<Call> {
+/// All calls, in the order of their numbers.
+async fn calls<C: Client>(client: C, callers: Arc<Callers>) -> Vec<Call> {
+    let start = callers.start;
     let next = Arc::new(AtomicUsize::new(0));
-    let mut callers = JoinSet::new();
+    let mut tasks = JoinSet::new();
     for _ in 0..CALLERS {
-        let (mut client, next, made) = (client.clone(), next.clone(), made.clone());
-        callers.spawn(async move {
+        let (mut client, next, callers) = (client.clone(), next.clone(), callers.clone());
+        let mut hold = callers.hold.subscribe();
+        tasks.spawn(async move {
             let mut calls = Vec::new();
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
@@ -183,14 +242,15 @@ async fn calls<C: Client>(client: C, start: Instant, made: Arc<AtomicU64>) -> Ve
                     return calls;
                 }
                 sleep_until(start + PACE * u32::try_from(number).expect("few")).await;
+                hold.wait_for(|hold| !hold).await.expect("the sender is among the callers");
                 let (begun, id) = (start.elapsed(), number.to_string());
-                made.fetch_add(id.len() as u64 + 1, Ordering::Relaxed);
+                callers.made.fetch_add(id.len() as u64 + 1, Ordering::Relaxed);
                 let answer = client.call(id, DEADLINE).await;
                 calls.push((number, Call { begun, ended: start.elapsed(), answer }));
             }
         });
     }
-    let mut all: Vec<_> = callers.join_all().await.into_iter().flatten().collect();
+    let mut all: Vec<_> = tasks.join_all().await.into_iter().flatten().collect();
     all.sort_by_key(|(number, _)| *number);
     all.into_iter().map(|(_, call)| call).collect()
 }
@@ -203,6 +263,7 @@ fn written(journals: &[PathBuf; 2]) -> std::io::Result<u64> {
 fn judge(
     fault: Fault,
     struck: usize,
+    died: Option<Range<Duration>>,
     calls: Vec<Call>,
     journals: &[PathBuf; 2],
 ) -> Result<Run, Box<dyn std::error::Error>> {
@@ -235,7 +296,11 @@ fn judge(
             Err(code) => {
                 run.failed += 1.0;
                 *run.codes.entry(code.clone()).or_default() += 1;
-                run.executed_though_failed += f64::from(executed.contains_key(&number));
+                if executed.contains_key(&number) {
+                    run.executed_though_failed += 1.0;
+                } else if died.as_ref().is_some_and(|died| died.contains(&call.begun)) {
+                    run.sent_to_the_dying += 1.0;
+                }
             }
         }
         if fault == Fault::Stop

@@ -61,6 +61,10 @@ pub(crate) fn row(name: &str, runs: &[Run]) {
     let mut codes: Vec<_> =
         runs.iter().flat_map(|it| &it.codes).map(|(code, n)| format!("{code} {n}")).collect();
     codes.sort();
+    let dying = cell(&|it| it.sent_to_the_dying, 0);
+    if dying != "0" {
+        println!("  failures of {name} that a dying process had taken and no handler begun: {dying}");
+    }
     if !codes.is_empty() {
         println!("  failures of {name}, by run: {}", codes.join(", "));
     }
