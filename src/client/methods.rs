@@ -85,6 +85,18 @@ impl Methods {
         self.known.entry(path.to_owned()).or_default().safe = true;
     }
 
+    /// Whether a method that `name` covers is known to be safe.
+    pub(crate) fn any_safe(&self, name: Name<'_>) -> bool {
+        self.known.iter().any(|(path, method)| {
+            method.safe
+                && match name {
+                    Name::Method(name) => path == name,
+                    Name::Service(service) => path.starts_with(service),
+                    Name::All => true,
+                }
+        })
+    }
+
     /// Gives rules to a name, in place of those it has.
     pub(crate) fn rule(&mut self, name: Name<'_>, rules: Rules) {
         let place = self.rules.len();

@@ -48,7 +48,7 @@ pub struct RetryPolicy {
 /// Further attempts elsewhere before the first has ended (gRFC A6, "Hedging
 /// Policy"): the first answer wins, the others are cancelled.
 ///
-/// Only safe methods are hedged. (A service config's `hedgingPolicy` is its
+/// Only safe methods are hedged; `build()` refuses it for a name that covers none. (A service config's `hedgingPolicy` is its
 /// author's word that the methods it names are.) Each attempt goes to another
 /// instance while there is one; none is sent where one is still out. What is
 /// cancelled counts against nobody. Each attempt beyond the first must be

@@ -6,6 +6,7 @@ use super::{Budget, MethodOptions, Rules, Throttling, thousandths};
 use crate::client::{
     error::BuildError,
     methods::{Methods, Name},
+    misspelt::Described,
     options::ServiceOptions,
     service_config::ServiceConfig,
 };
@@ -106,6 +107,12 @@ impl ServiceOptions {
                 _ => return Err(self.wrong("safe_method", path, "a path like /package.Service/Method")),
             }
         }
+        for (name, meant) in self.misnamed(&described) {
+            tracing::warn!(
+                service = %self.name, name, meant = %meant.join(" or "),
+                "the service config names what is not in the descriptors: what it says of that holds for no call"
+            );
+        }
         for (name, options) in self.service_config.iter().flat_map(|config| &config.methods) {
             // Checked when it was read; its attempts are capped (gRFC A6, "Limits on Retries and Hedges").
             let name = Name::parse(name).expect("a service config holds only names that can be parsed");
@@ -117,9 +124,28 @@ impl ServiceOptions {
             };
             misspelt("method", name, described.meant_for(name))?;
             self.check_method(name, options)?;
+            if let Some(hedging) = &options.hedging
+                && !methods.any_safe(parsed)
+            {
+                let value = format!("{:?} (of {name})", hedging.delay);
+                let expected = "a name with a method that is safe to repeat, by safe_method or the descriptors: \
+                    no other is hedged";
+                return Err(self.wrong("hedging", value, expected));
+            }
             methods.rule(parsed, Rules::new(options, self.max_attempts));
         }
         Ok(methods.resolved())
+    }
+
+    /// What the service config names and the descriptors do not know, each with what was probably meant. No error:
+    /// whoever writes it may know newer descriptors, and more programs than this one read it.
+    fn misnamed<'a>(&'a self, described: &Described) -> Vec<(&'a str, Vec<String>)> {
+        let Some(config) = &self.service_config else { return Vec::new() };
+        let names = config.methods.iter().map(|(name, _)| name.as_str());
+        let methods = names.filter_map(|name| Some((name, described.meant_for(name)?)));
+        let watched = config.health_check_service.as_deref();
+        let watched = watched.and_then(|name| Some((name, described.services_near(name)?)));
+        methods.chain(watched).collect()
     }
 
     fn check_method(&self, name: &str, options: &MethodOptions) -> Result<(), BuildError> {
@@ -223,6 +249,10 @@ mod tests {
                 ),
                 "hedging = beside retry",
             ),
+            (
+                of_a_method(MethodOptions::new().hedging(HedgingPolicy::new(second))),
+                "hedging = 1s (of /a.B/C) is not usable: a name with a method that is safe",
+            ),
             (ServiceOptions::new("x").retry_throttling(0, 0.1), "retry_throttling = 0"),
             (ServiceOptions::new("x").retry_throttling(1001, 0.1), "retry_throttling = 1001"),
             (ServiceOptions::new("x").retry_throttling(10, 0.0005), "retry_throttling = 0.0005"),
@@ -259,6 +289,52 @@ mod tests {
         ] {
             assert!(options.methods().is_ok());
         }
+    }
+
+    #[test]
+    fn only_a_name_with_a_safe_method_may_be_hedged() {
+        let hedging = || MethodOptions::new().hedging(HedgingPolicy::new(Duration::from_millis(20)));
+        let described = || ServiceOptions::new("x").descriptors(crate::demo::pb::FILE_DESCRIPTOR_SET);
+        for (options, usable) in [
+            (described().method("/counter.v1.Counter/Get", hedging()), true),
+            (described().method("/counter.v1.Counter/", hedging()), true),
+            (described().method("/", hedging()), true),
+            (described().method("/counter.v1.Counter/Increment", hedging()), false),
+            (described().method("/other.v1.Other/", hedging()), false),
+            (ServiceOptions::new("x").method("/a.B/", hedging()).safe_method("/a.B/C"), true),
+            (ServiceOptions::new("x").method("/a.B/", hedging()).safe_method("/a.Bc/C"), false),
+            (ServiceOptions::new("x").method("/", hedging()), false),
+        ] {
+            assert_eq!(options.methods().is_ok(), usable, "{:?}", options.method_options);
+        }
+    }
+
+    #[test]
+    fn what_a_service_config_probably_misspells_is_told_and_no_error() {
+        let config = r#"{"healthCheckConfig": {"serviceName": "counter.v1.Countr"}, "methodConfig": [{"name": [
+            {}, {"service": "counter.v1.Counter"}, {"service": "counter.v1.Counter", "method": "Get"},
+            {"service": "other.v1.Other", "method": "Get"},
+            {"service": "counter.v1.Counter", "method": "Gett"}, {"service": "Counter"}], "timeout": "1s"}]}"#;
+        let options = ServiceOptions::new("x").service_config(config.parse().unwrap());
+        let known = options.clone().descriptors(crate::demo::pb::FILE_DESCRIPTOR_SET);
+        assert!(known.methods().is_ok());
+        let described = |options: &ServiceOptions| {
+            let mut methods = Methods::new(Rules::new(&MethodOptions::new(), 5));
+            for set in &options.descriptors {
+                methods.read(set).unwrap();
+            }
+            methods.described()
+        };
+        assert_eq!(options.misnamed(&described(&options)), []);
+        let told = |name, meant: &str| (name, vec![meant.to_owned()]);
+        assert_eq!(
+            known.misnamed(&described(&known)),
+            [
+                told("/counter.v1.Counter/Gett", "/counter.v1.Counter/Get"),
+                told("/Counter/", "/counter.v1.Counter/"),
+                told("counter.v1.Countr", "counter.v1.Counter"),
+            ]
+        );
     }
 
     #[test]

@@ -35,9 +35,9 @@ use super::{
 ///
 /// Read strictly, where gRPC is not: a field that is unknown, or known to gRPC
 /// and not to us (`maxRequestMessageBytes`, `maxResponseMessageBytes`,
-/// `connectionScaling`), is refused, for it would silently not hold. Whether there are the
-/// services and methods that it names is not looked at, not even where there are
-/// [`descriptors`](super::ServiceOptions::descriptors).
+/// `connectionScaling`), is refused, for it would silently not hold. Where
+/// [`descriptors`](super::ServiceOptions::descriptors) know the service that it names and not the
+/// method, or only a service of nearly that name, a warning is logged when the client is built.
 ///
 /// ```
 /// use tonic_failover::client::{ServiceConfig, ServiceOptions};
