@@ -9,7 +9,10 @@ use std::{
 };
 
 use http::HeaderMap;
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{
+    net::TcpListener,
+    time::{sleep, timeout},
+};
 use tonic::{Code, Status};
 use tonic_failover::{
     FencingToken, Instance, InstanceId, NotPrimary, Primary,
@@ -195,7 +198,13 @@ async fn whom_a_hint_names_before_the_registry_does_is_called_once_it_is_listed(
     let stage = Stage::ready(options(), vec![a.instance()]).await;
     let channel = stage.channel();
     let call = tokio::spawn(increment(channel, "x".to_owned(), SOON));
-    sleep(Duration::from_millis(200)).await;
+    // Often enough that it would have called whom the hint names.
+    let hinted = async {
+        while a.asked() < 5 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, hinted).await.expect("it goes on asking");
     assert_eq!((b.asked(), call.is_finished()), (0, false));
     stage.list.set("counter", [a.instance(), b.instance()]);
     assert_eq!(served(&call.await.unwrap().unwrap()).0, "b");

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use tokio::{
     net::TcpListener,
-    sync::oneshot,
+    sync::{oneshot, watch},
     task::JoinHandle,
     time::{Instant, timeout},
 };
@@ -35,7 +35,18 @@ const SETTLE: Duration = Duration::from_secs(3);
 type Stream = tokio_stream::wrappers::ReceiverStream<Result<CounterReply, Status>>;
 
 /// Answers `Get` at once, and `Increment` after so many milliseconds.
-struct Slow(Registration);
+struct Slow {
+    registration: Registration,
+    /// How many increments have been begun.
+    begun: watch::Sender<usize>,
+}
+
+impl Slow {
+    fn of(registration: Registration) -> (Self, watch::Receiver<usize>) {
+        let (begun, seen) = watch::channel(0);
+        (Self { registration, begun }, seen)
+    }
+}
 
 #[tonic::async_trait]
 impl Counter for Slow {
@@ -44,6 +55,7 @@ impl Counter for Slow {
     }
 
     async fn increment(&self, request: Request<IncrementRequest>) -> Result<Response<CounterReply>, Status> {
+        self.begun.send_modify(|begun| *begun += 1);
         tokio::time::sleep(Duration::from_millis(request.get_ref().by)).await;
         Ok(Response::new(CounterReply::default()))
     }
@@ -56,7 +68,7 @@ impl Counter for Slow {
 
     async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Stream>, Status> {
         let (send, receive) = tokio::sync::mpsc::channel(1);
-        let stopping = self.0.stopping();
+        let stopping = self.registration.stopping();
         tokio::spawn(async move {
             let _ = send.send(Ok(CounterReply::default())).await;
             stopping.cancelled().await;
@@ -70,6 +82,7 @@ impl Counter for Slow {
 struct Serving {
     registration: Registration,
     address: InstanceId,
+    begun: watch::Receiver<usize>,
     signal: Option<oneshot::Sender<()>>,
     server: JoinHandle<Result<(), NotDrained>>,
 }
@@ -83,18 +96,24 @@ impl Serving {
         let registration = with(builder).start().unwrap();
         let (signal, signalled) = oneshot::channel::<()>();
         let left = registration.left(async { drop(signalled.await) });
+        let (slow, begun) = Slow::of(registration.clone());
         let server = Server::builder()
             .add_service(registration.health_service())
-            .add_service(CounterServer::new(Slow(registration.clone())))
+            .add_service(CounterServer::new(slow))
             .serve_with_incoming_shutdown(TcpListenerStream::new(listener), left);
         let it = registration.clone();
         let server = tokio::spawn(async move { it.drained(server).await.map(|ended| ended.unwrap()) });
-        Self { registration, address, signal: Some(signal), server }
+        Self { registration, address, begun, signal: Some(signal), server }
     }
 
     async fn channel(&self) -> Channel {
         let url = format!("http://{}", self.address);
         Channel::from_shared(url).unwrap().connect().await.unwrap()
+    }
+
+    /// An increment is under way.
+    async fn until_begun(&mut self) {
+        timeout(SOON, self.begun.wait_for(|begun| *begun > 0)).await.expect("it begins").unwrap();
     }
 
     fn signal(&mut self) {
@@ -169,7 +188,7 @@ pub(crate) async fn calls_in_flight_are_answered_and_streams_told_to_end(world: 
     let call = tokio::spawn(async move {
         client.increment(IncrementRequest { by: 1000, request_id: String::new() }).await
     });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    it.until_begun().await;
     it.signal();
     let end = timeout(SOON, stream.message()).await.unwrap().unwrap_err();
     assert_eq!((end.code(), end.message()), (Code::Unavailable, "told to end"));
@@ -184,7 +203,7 @@ pub(crate) async fn a_call_that_does_not_end_is_not_waited_for_for_ever(world: W
     let mut client = CounterClient::new(it.channel().await);
     let hour = IncrementRequest { by: 3_600_000, request_id: String::new() };
     let call = tokio::spawn(async move { client.increment(hour).await });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    it.until_begun().await;
     it.signal();
     let late = it.ended().await.unwrap_err();
     assert_eq!(late.after, drain);
