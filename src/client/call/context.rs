@@ -276,10 +276,10 @@ impl CallContext {
         }
         let code = answer.code()?;
         if outcome::counts_against(code) {
-            // That it is not the primary is no fault of an instance, and no merit. Nor is what the primary
+            // That it is not the primary, or no longer, is no fault of an instance, and no merit. Nor is what the primary
             // answers while its store is away: nobody could do better, and it may be the primary again at once.
-            let refuses = || answer.status().is_some_and(|status| NotPrimary::of(&status).is_some());
-            match self.lookout().is_some() || refuses() {
+            let of_roles = || answer.status().is_some_and(|status| NotPrimary::or_no_longer(&status));
+            match self.lookout().is_some() || of_roles() {
                 true => self.heard(endpoint),
                 false => endpoint.link().failed(self.failures_to_eject()),
             }
