@@ -53,7 +53,7 @@ pub(crate) struct Link {
     /// Said when the instance answers, but on another connection: safe calls
     /// still waiting on this one go there, the others and streams stay.
     left: Signal,
-    /// Said when responses still coming are to end: the instance left long ago.
+    /// Said when streams still coming are to end: the instance left long ago.
     drained: Signal,
     /// Failures in a row, as outcome.rs judges them.
     failures: AtomicU32,
@@ -138,7 +138,7 @@ impl Link {
         self.abandoned.token()
     }
 
-    /// Ends the responses that are still coming.
+    /// Ends the streams that are still coming.
     pub(crate) fn drain(&self) {
         self.drained.say();
     }

@@ -2,17 +2,23 @@
 
 use std::time::Duration;
 
-use tokio::time::timeout;
-use tokio_stream::StreamExt;
-use tonic::{Code, Streaming};
+use http::uri::PathAndQuery;
+use tokio::{sync::mpsc, time::timeout};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_failover::{
-    client::{CallError, CallErrorKind, FailoverEvent, Served, ServiceOptions},
-    demo::pb::CounterReply,
+    client::{CallError, CallErrorKind, CallOptions, FailoverChannel, FailoverEvent, Served, ServiceOptions},
+    demo::pb::{CounterReply, IncrementRequest},
 };
+use tonic_prost::ProstCodec;
 
 use crate::{
-    common::{Backend, SOON, event, steady, until_bound_to},
-    stage::{Stage, at, kind, watch},
+    common::{
+        Backend, SOON, event,
+        scripted::{Act, Ask, Scripted},
+        steady, until, until_bound_to,
+    },
+    stage::{Stage, at, at_port, get, kind, watch},
 };
 
 const AFTER: Duration = Duration::from_millis(500);
@@ -84,4 +90,38 @@ async fn without_the_setting_streams_are_left_alone() {
     stage.list.set("counter", [at(&b)]);
     until_bound_to(&stage.client, "b").await;
     goes_on(&mut old).await;
+}
+
+/// A stream of requests has no response before it ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_ends_in_time_too_and_a_single_request_goes_on() {
+    let answers_late = |ask: &Ask| match ask.path == UPLOAD {
+        true => Act::Hang,
+        false => Act::Answer.after(AFTER * 3),
+    };
+    let (a, b) = (Scripted::start(answers_late).await, Scripted::good().await);
+    let stage = Stage::ready(options().drain_after(AFTER), vec![at_port("a", a.port)]).await;
+    let (_more, requests) = mpsc::channel::<IncrementRequest>(1);
+    let upload = tokio::spawn(upload(stage.channel(), ReceiverStream::new(requests)));
+    let single = tokio::spawn(get(stage.channel(), CallOptions::new()));
+    until(&stage.client, "both are out", |_| a.asks().len() == 2).await;
+    stage.list.set("counter", [at_port("b", b.port)]);
+    let status = timeout(SOON, upload).await.expect("it ends").unwrap().unwrap_err();
+    assert_eq!((status.code(), kind(&status)), (Code::Unavailable, CallErrorKind::Drained));
+    assert!(CallError::of(&status).unwrap().may_have_run());
+    until(&stage.client, "the server is told", |_| a.cancelled() == 1).await;
+    assert!(!single.is_finished(), "it is over");
+    assert_eq!(single.await.unwrap().unwrap(), "a");
+}
+
+const UPLOAD: &str = "/uploads.v1.Uploads/Collect";
+
+async fn upload(
+    channel: FailoverChannel,
+    requests: ReceiverStream<IncrementRequest>,
+) -> Result<Response<CounterReply>, Status> {
+    let mut client = tonic::client::Grpc::new(channel);
+    client.ready().await.unwrap();
+    let codec = ProstCodec::<IncrementRequest, CounterReply>::default();
+    client.client_streaming(Request::new(requests), PathAndQuery::from_static(UPLOAD), codec).await
 }

@@ -126,7 +126,7 @@ impl CallContext {
         self.wishes.as_deref().and_then(CallOptions::aim)
     }
 
-    /// Its response may be ended when its instance has left.
+    /// It may be ended when its instance has left, where it is a stream.
     #[inline]
     pub(crate) fn drains(&self) -> bool {
         self.shared.options.traffic.drain_after.is_some()
@@ -290,8 +290,8 @@ impl CallContext {
     }
 
     /// Judges an attempt that got no (whole) answer: what it means for the call and for
-    /// the instance, and the error for the caller. Only the deadline means nothing for the
-    /// call: it ends it.
+    /// the instance, and the error for the caller. The deadline, and that the instance is
+    /// drained, mean nothing for the call: they end it.
     pub(super) fn judge_unanswered(
         &self,
         ended: Ended,
@@ -307,6 +307,7 @@ impl CallContext {
                 endpoint.link().timed_out(self.failures_to_eject());
                 (Some(Setback::Lost), error(CallErrorKind::AttemptTimedOut))
             }
+            Ended::Drained => (None, error(CallErrorKind::Drained)),
             Ended::DeadlinePassed | Ended::Answered(_) => (None, error(CallErrorKind::DeadlineExceeded)),
         }
     }
