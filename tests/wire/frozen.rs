@@ -9,8 +9,11 @@ use tonic_failover::client::{CallError, CallErrorKind};
 
 use crate::{
     common::{
-        Backend, Callers, DEADLINE, Method, SOON, deregister, get as get_served, options, proxy::Proxy,
-        register, scripted::Scripted, until, until_bound_to,
+        Backend, Callers, DEADLINE, Method, SOON, deregister, get as get_served, options,
+        proxy::Proxy,
+        register,
+        scripted::{Act, Scripted},
+        until, until_bound_to,
     },
     stage::{Stage, get, increment, kind, served, timed, wait_for},
 };
@@ -148,4 +151,30 @@ async fn calls_on_a_frozen_instance_that_leaves_the_registry_are_not_forgotten()
     assert_eq!(kind(&result.unwrap_err()), CallErrorKind::Unresponsive);
     assert!(took < Duration::from_secs(4), "{took:?}");
     wait_for("no connection to the frozen one", || proxy.open() == 0).await;
+}
+
+/// What it answers to others shows that it lives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_takes_long_makes_nobody_suspect_while_others_are_answered() {
+    for (others, suspected) in [(true, false), (false, true)] {
+        let server = Scripted::start(|ask| match ask.number {
+            1 => Act::Answer.after(Duration::from_millis(2500)),
+            _ => Act::Answer,
+        })
+        .await;
+        let options = options().suspect_after(Duration::from_millis(800));
+        let Some(stage) = Stage::with(options, &[("a", server.port)]).await else { return };
+        let stage = stage.ready(1).await;
+        let checks = server.checks();
+        let long = tokio::spawn(increment(stage.channel(), SOON));
+        wait_for("it is out", || server.asks().len() == 1).await;
+        while !long.is_finished() {
+            if others {
+                get(stage.channel(), SOON).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(served(&long.await.unwrap().unwrap()).1, 1);
+        assert_eq!(server.checks() > checks, suspected, "others: {others}");
+    }
 }
