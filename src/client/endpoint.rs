@@ -328,3 +328,28 @@ impl fmt::Debug for Endpoint {
             .finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_failures_in_a_row_are_told() {
+        let (reporter, mut reports) = mpsc::unbounded_channel();
+        let link = Link::new(1, reporter);
+        for _ in 0..3 {
+            link.failed(3);
+            link.timed_out(3);
+            assert!(!link.is_failing(3));
+            link.succeeded();
+        }
+        assert!(reports.try_recv().is_err(), "never three in a row");
+        link.failed(3);
+        link.timed_out(3);
+        link.failed(3);
+        assert!(link.is_failing(3));
+        assert!(matches!(reports.try_recv(), Ok(Report::Failing { serial: 1 })));
+        link.failed(3);
+        assert!(reports.try_recv().is_err(), "told once");
+    }
+}
