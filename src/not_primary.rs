@@ -73,6 +73,12 @@ impl NotPrimary {
     pub fn of(status: &Status) -> Option<Self> {
         read(status, NOT_PRIMARY).map(Self::new)
     }
+
+    /// Whether a status says this, or [`PrimaryLost`]: both are news about roles, and no fault of the
+    /// instance that says it.
+    pub(crate) fn or_no_longer(status: &Status) -> bool {
+        Self::of(status).is_some() || PrimaryLost::of(status).is_some()
+    }
 }
 
 impl From<NotPrimary> for Status {

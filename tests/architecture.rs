@@ -230,6 +230,20 @@ fn each_row_of_a_table_names_tests_that_exist() {
     assert!(missing.is_empty(), "no such test: {missing:?}");
 }
 
+/// Only those of `tests/judging` run with tonic's `server` feature on and off.
+#[test]
+fn each_row_of_the_table_of_judging_is_made_to_happen_with_tonics_server_and_without() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    sources(&root.join("tests/judging"), &mut found);
+    let all: String = found.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let table = fs::read_to_string(root.join("docs/judging.md")).unwrap();
+    for row in table.lines().filter(|line| line.starts_with("| J")) {
+        let named = row.split('`').skip(1).step_by(2);
+        assert!(named.into_iter().any(|name| all.contains(&format!("fn {name}("))), "no such test: {row}");
+    }
+}
+
 #[test]
 fn judging_without_tonics_server_is_of_the_very_versions_of_the_package() {
     let packages = |lock: &str| {

@@ -42,6 +42,8 @@ pub(crate) enum Ended {
     Failed(Failure),
     /// The instance was given up while the call waited for it.
     Abandoned,
+    /// The instance left long ago, and the request was still coming.
+    Drained,
     /// It took longer than one attempt may.
     TimedOut,
     DeadlinePassed,
@@ -80,6 +82,8 @@ pub(crate) struct Bounds {
     /// The attempt's own end; no later than the call's.
     pub(crate) limit: Instant,
     pub(crate) deadline: Instant,
+    /// It ends where the streams of its instance are ended.
+    pub(crate) drains: bool,
 }
 
 impl Bounds {
@@ -175,6 +179,8 @@ pin_project! {
     struct Long<'a> {
         #[pin]
         given_up: WaitForCancellationFuture<'a>,
+        #[pin]
+        drained: Option<WaitForCancellationFuture<'a>>,
         #[pin]
         timer: Sleep,
         patience: Duration,
@@ -282,9 +288,11 @@ impl<'a> Wait<'a> {
 
     /// `window` as in [`Long`].
     fn long(&self, window: Instant) -> Waits<'a> {
-        let Bounds { suspect_after, limit, .. } = self.bounds;
+        let Bounds { suspect_after, limit, drains, .. } = self.bounds;
+        let drained = || self.endpoint.link().drained().token().cancelled();
         Waits::Long(Box::pin(Long {
             given_up: self.given_up.cancelled(),
+            drained: drains.then(drained),
             timer: sleep_until(limit.min(window + suspect_after)),
             patience: suspect_after,
             window,
@@ -303,6 +311,9 @@ impl Long<'_> {
         let mut this = self.project();
         if this.given_up.poll(cx).is_ready() {
             return Poll::Ready(Ended::Abandoned);
+        }
+        if this.drained.as_pin_mut().is_some_and(|drained| drained.poll(cx).is_ready()) {
+            return Poll::Ready(Ended::Drained);
         }
         loop {
             ready!(this.timer.as_mut().poll(cx));

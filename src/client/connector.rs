@@ -31,6 +31,7 @@ use super::{
     details::Checked,
     endpoint::{Endpoint, Link},
     options::ServiceOptions,
+    outcome,
     socket::WatchedIo,
     together::Together,
 };
@@ -70,6 +71,9 @@ pub(crate) enum ConnectError {
     /// It was connected, and the exchange failed.
     #[error("connected, but no gRPC answer: {}", innermost(.0))]
     Exchange(#[source] Box<Status>),
+    /// Its connection takes no more calls, and there is no other: nobody could be asked.
+    #[error("its connection takes no more calls")]
+    GoingAway,
     /// It did not answer in time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
@@ -193,9 +197,13 @@ impl<N: Network> Connector for TonicConnector<N> {
         Box::pin(async move {
             let mut elsewhere = None;
             let asking = async {
-                let mut here = pin!(check(endpoint.channel().clone()));
-                if let Some(answer) = running(within / 2, &mut here).await {
-                    return answer;
+                let mut here = pin!(ask(endpoint.channel().clone()));
+                match running(within / 2, &mut here).await {
+                    Some(Err(ConnectError::GoingAway)) => {
+                        return dial.await.map(Life::Elsewhere).map_err(|_| ConnectError::GoingAway);
+                    }
+                    Some(answer) => return answer,
+                    None => {}
                 }
                 let mut second = pin!(async { elsewhere = dial.await.ok() });
                 tokio::select! {
@@ -205,7 +213,7 @@ impl<N: Network> Connector for TonicConnector<N> {
                 here.await
             };
             match running(within, asking).await {
-                Some(answer) => answer.map(|()| Life::Here),
+                Some(answer) => answer,
                 None => elsewhere.map(Life::Elsewhere).ok_or(ConnectError::TimedOut(within)),
             }
         })
@@ -245,6 +253,17 @@ async fn check(channel: Channel) -> Result<(), ConnectError> {
             _ => Ok(()),
         },
         Err(status) => Err(ConnectError::Exchange(Box::new(status))),
+    }
+}
+
+/// The same on a connection that has calls. Where it was told to go away the exchange does not leave, and
+/// its failure says nothing: who drains finishes what it has.
+async fn ask(channel: Channel) -> Result<Life, ConnectError> {
+    match check(channel).await {
+        Err(ConnectError::Exchange(status)) if outcome::judge(&*status).is_of_a_spent_connection() => {
+            Err(ConnectError::GoingAway)
+        }
+        answer => answer.map(|()| Life::Here),
     }
 }
 

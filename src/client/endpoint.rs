@@ -53,7 +53,7 @@ pub(crate) struct Link {
     /// Said when the instance answers, but on another connection: safe calls
     /// still waiting on this one go there, the others and streams stay.
     left: Signal,
-    /// Said when responses still coming are to end: the instance left long ago.
+    /// Said when streams still coming are to end: the instance left long ago.
     drained: Signal,
     /// Failures in a row, as outcome.rs judges them.
     failures: AtomicU32,
@@ -138,7 +138,7 @@ impl Link {
         self.abandoned.token()
     }
 
-    /// Ends the responses that are still coming.
+    /// Ends the streams that are still coming.
     pub(crate) fn drain(&self) {
         self.drained.say();
     }
@@ -326,5 +326,30 @@ impl fmt::Debug for Endpoint {
             .field("serial", &self.link.serial)
             .field("usable", &self.is_usable())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_failures_in_a_row_are_told() {
+        let (reporter, mut reports) = mpsc::unbounded_channel();
+        let link = Link::new(1, reporter);
+        for _ in 0..3 {
+            link.failed(3);
+            link.timed_out(3);
+            assert!(!link.is_failing(3));
+            link.succeeded();
+        }
+        assert!(reports.try_recv().is_err(), "never three in a row");
+        link.failed(3);
+        link.timed_out(3);
+        link.failed(3);
+        assert!(link.is_failing(3));
+        assert!(matches!(reports.try_recv(), Ok(Report::Failing { serial: 1 })));
+        link.failed(3);
+        assert!(reports.try_recv().is_err(), "told once");
     }
 }

@@ -202,7 +202,7 @@ pub enum CallErrorKind {
         /// How many that are.
         limit: usize,
     },
-    /// The response was still coming when the time was over that
+    /// The response, or a stream of requests, was still coming when the time was over that
     /// [`drain_after`](super::ServiceOptions::drain_after) gives to an instance that has left.
     Drained,
     /// The handle's `ConsulService` has been shut down.

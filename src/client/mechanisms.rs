@@ -125,6 +125,8 @@ pub(crate) enum CallMechanism {
     Budget,
     /// What was refused is resent unpaid only once.
     RefusedOnce,
+    /// What never ran is resent, whether it is safe or not.
+    Unseen,
 }
 
 /// What calls leave out. Nothing, where there are no tests.

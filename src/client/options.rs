@@ -390,3 +390,16 @@ impl fmt::Debug for ServiceOptions {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Servers punish pings that they do not expect, and nothing here needs them.
+    #[test]
+    fn no_server_is_pinged_unless_that_is_asked_for() {
+        assert_eq!(ServiceOptions::new("x").keep_alive, None);
+        let second = Duration::from_secs(1);
+        assert_eq!(ServiceOptions::new("x").keep_alive(second, second).keep_alive, Some((second, second)));
+    }
+}

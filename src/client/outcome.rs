@@ -47,6 +47,11 @@ impl Verdict {
     const fn new(proof: Proof, lost: Option<LossCause>) -> Self {
         Self { proof, lost, timed_out: false }
     }
+
+    /// It has not run, because the connection takes no more calls.
+    pub(crate) fn is_of_a_spent_connection(self) -> bool {
+        self.proof != Proof::MayHaveRun && self.lost.is_some()
+    }
 }
 
 /// Judges the error of an attempt that got no response headers.

@@ -28,7 +28,7 @@ use super::{
     mechanisms::CallMechanism,
     outcome,
 };
-use crate::{NotPrimary, PrimaryLost};
+use crate::NotPrimary;
 
 /// How long a body may be silent, with nothing else heard from its instance,
 /// before that is probed: a stream may live long without a word, and must still
@@ -112,12 +112,9 @@ impl WatchedBody {
     #[cold]
     fn failed(Live { context, endpoint }: Live, code: Code, trailers: &HeaderMap, attempts: u32) {
         let status = Status::from_header_map(trailers);
-        // That it is the primary no longer is no fault of an instance.
-        let of_roles =
-            |status: &Status| PrimaryLost::of(status).is_some() || NotPrimary::of(status).is_some();
         if !outcome::counts_against(code) {
             endpoint.link().succeeded();
-        } else if status.as_ref().is_some_and(of_roles) {
+        } else if status.as_ref().is_some_and(NotPrimary::or_no_longer) {
             endpoint.link().heard();
         } else {
             endpoint.link().failed(context.failures_to_eject());

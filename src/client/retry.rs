@@ -105,6 +105,7 @@ impl Retry {
         let resendable = replayable && !capped(tries.sends(), rules.sends);
         let forgetful = setback == Setback::Refused && lacks(CallMechanism::RefusedOnce);
         if tries.is_unseen(setback) || forgetful {
+            let resendable = resendable && !lacks(CallMechanism::Unseen);
             return resendable.then(|| self.pace(tries.sends()));
         }
         let (meant, pushback) = match setback {

@@ -81,7 +81,7 @@ impl ServiceOptions {
         self
     }
 
-    /// Ends streams (responses that are still coming) so long after their instance has left the
+    /// Ends streams (responses and requests that are still coming) so long after their instance has left the
     /// registry, with UNAVAILABLE and [`CallErrorKind::Drained`](super::CallErrorKind::Drained).
     /// [`FailoverEvent::Draining`](super::FailoverEvent::Draining) tells of it when the instance
     /// leaves, so that they can be opened anew in time; if it is listed again by then, they go

@@ -97,6 +97,8 @@ pub(crate) enum End {
     NoStatus,
     /// A status, with a `grpc-retry-pushback-ms` beside it.
     Pushback(i32, &'static str),
+    /// A status, with these `grpc-status-details-bin` beside it.
+    Details(i32, &'static str),
     /// Trailers that say INVALID_ARGUMENT, with details that are no base64.
     BadDetails,
     /// One message that says NOT_SERVING, and a good end: for health checks.
@@ -365,6 +367,11 @@ async fn perform(
                 End::Pushback(code, wait) => {
                     let mut trailers = status(code, "as told");
                     trailers.insert("grpc-retry-pushback-ms", HeaderValue::from_static(wait));
+                    let _ = stream.send_trailers(trailers);
+                }
+                End::Details(code, details) => {
+                    let mut trailers = status(code, "as told");
+                    trailers.insert("grpc-status-details-bin", HeaderValue::from_static(details));
                     let _ = stream.send_trailers(trailers);
                 }
                 End::StatusText(text) => {

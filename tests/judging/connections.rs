@@ -111,6 +111,32 @@ async fn a_stream_above_the_last_id_of_a_goaway_was_refused() {
     }
 }
 
+/// As a server sends it that drains: it answers what it has.
+#[tokio::test]
+async fn a_stream_covered_by_a_goaway_goes_on_to_its_answer() {
+    let slow = |_: &Ask| Act::Answer.after(Duration::from_millis(300));
+    let server = Scripted::start(slow).await;
+    let leaves = async {
+        until_asked(&server, 1).await;
+        server.go_away();
+    };
+    let sent = send(bare(server.port).await, request(server.port, INCREMENT));
+    let (answered, ()) = tokio::join!(sent, leaves);
+    assert_eq!(answered.unwrap().status(), http::StatusCode::OK);
+
+    let server = Scripted::start(slow).await;
+    let stage = Stage::of(server.port).await;
+    let leaves = async {
+        until_asked(&server, 1).await;
+        server.go_away();
+    };
+    let (attempts, ()) = tokio::join!(stage.call(INCREMENT), leaves);
+    assert_eq!((attempts.unwrap(), server.asks().len()), (1, 1), "neither failed nor resent");
+    assert!(stage.failures.lock().is_empty(), "nothing has failed");
+    assert_eq!(stage.call(INCREMENT).await.unwrap(), 1, "the next one is sent on another connection");
+    assert_eq!(server.asks()[1].connection, 2);
+}
+
 #[tokio::test]
 async fn a_stream_covered_by_a_goaway_may_have_run_when_the_connection_then_ends() {
     for reason in [Reason::NO_ERROR, Reason::ENHANCE_YOUR_CALM, Reason::INTERNAL_ERROR] {
@@ -282,4 +308,28 @@ async fn calls_out_when_a_keepalive_ping_is_not_answered_may_have_run() {
     };
     tokio::join!(stage.fails_once("keepalive", INCREMENT, CallErrorKind::ConnectionLost), stop);
     assert_eq!(server.asks().len(), 1, "not resent");
+}
+
+/// Nothing is reported at all: that it answers no probe is what tells.
+#[tokio::test]
+async fn calls_out_when_their_instance_falls_silent_may_have_run() {
+    let limit = Duration::from_millis(100);
+    for path in [INCREMENT, GET] {
+        let server = Scripted::start(hangs_at_first).await;
+        let quick = options().suspect_after(limit).probe_timeout(limit).ejection(limit, limit);
+        let stage = Stage::ready(quick, &[server.port]).await;
+        server.health(Act::Hang);
+        let out = tokio::spawn(call(stage.client.channel(), path));
+        stage.until("it is given up", |c| c.status().datacenters[0].ready == 0).await;
+        server.health(Act::Answer);
+        match out.await.unwrap() {
+            Ok(attempts) => assert_eq!((path, attempts), (GET, 2), "a safe one is resent"),
+            Err(status) => {
+                assert_eq!(path, INCREMENT, "{status:?}");
+                is_ours(path, &status, &CallErrorKind::Unresponsive, 1);
+                assert!(CallError::of(&status).unwrap().may_have_run());
+            }
+        }
+        assert_eq!(server.asks().len(), if path == GET { 2 } else { 1 }, "{path}");
+    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tonic::Request;
-use tonic_failover::client::{CallError, CallErrorKind};
+use tonic_failover::client::{CallError, CallErrorKind, MethodOptions, RetryPolicy};
 
 use crate::{
     hostile,
@@ -46,6 +46,29 @@ async fn a_call_at_its_deadline_may_have_run_once_it_was_sent() {
     let status = call_with(stage.client.channel(), INCREMENT, within(limit)).await.unwrap_err();
     is_ours("never sent", &status, &CallErrorKind::DeadlineExceeded, 0);
     assert!(!CallError::of(&status).unwrap().may_have_run());
+}
+
+#[tokio::test]
+async fn an_attempt_that_takes_longer_than_it_may_has_perhaps_run() {
+    let policy = RetryPolicy::new().attempt_timeout(Duration::from_millis(200));
+    let timed = || options().method("/", MethodOptions::new().retry(policy.clone()));
+    let script = |ask: &Ask| if ask.number == 1 { Act::Hang } else { Act::Answer };
+    let server = Scripted::start(script).await;
+    let stage = Stage::ready(timed(), &[server.port]).await;
+    assert_eq!(stage.call(GET).await.unwrap(), 2, "a safe one is resent");
+    wait_for(|| "the server is told", || server.cancelled() == 1).await;
+    assert_eq!(server.asks()[1].header("grpc-previous-rpc-attempts"), Some("1"), "as one that may have run");
+
+    let server = Scripted::start(script).await;
+    let stage = Stage::ready(timed().retry_budget(0.0, 0), &[server.port]).await;
+    let status = stage.call(GET).await.unwrap_err();
+    is_ours("without a budget", &status, &CallErrorKind::AttemptTimedOut, 1);
+    assert!(CallError::of(&status).unwrap().may_have_run());
+    assert_eq!((server.asks().len(), server.connections()), (1, 1));
+
+    let server = Scripted::start(|_| Act::Answer.after(Duration::from_millis(500))).await;
+    let stage = Stage::ready(timed(), &[server.port]).await;
+    assert_eq!(stage.call(INCREMENT).await.unwrap(), 1, "what may not be sent again is left alone");
 }
 
 #[tokio::test]

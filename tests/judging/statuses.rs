@@ -3,13 +3,13 @@
 
 use tonic::{Code, Status};
 use tonic_failover::{
-    NotPrimary,
-    client::{CallError, CallErrorKind, Policy},
+    NotPrimary, PrimaryLost,
+    client::{CallError, CallErrorKind, Policy, ServiceOptions},
 };
 
 use crate::{
     scripted::{Act, Ask, End, Scripted},
-    stage::{GET, INCREMENT, Stage, is_ours, options},
+    stage::{GET, INCREMENT, SOON, Stage, is_ours, options},
 };
 
 /// A server that does `act` at first, and answers from then on.
@@ -122,12 +122,46 @@ async fn a_page_in_place_of_a_message_is_the_answer_unknown() {
     is_an_answer(Act::Page(200, "text/html"), Code::Unknown, "content type \"text/html\"").await;
 }
 
+/// UNAVAILABLE, whoever says it; nothing else says anything of the instance.
+#[tokio::test]
+async fn only_what_says_unavailable_is_held_against_an_instance() {
+    let statuses = (1..=16).map(|code| (Act::Status(code, "as told", vec![]), code == 14));
+    let pages = [(500, false), (404, false), (503, true)].map(|(http, counts)| (Act::Http(http), counts));
+    for (act, counts) in statuses.chain(pages) {
+        let what = format!("{act:?}");
+        let (says, good) = (Scripted::start(move |_| act.clone()).await, Scripted::good().await);
+        let options = blames_at_once().failures_to_eject(2);
+        let stage = Stage::ready(options, &[says.port, good.port]).await;
+        while says.asks().len() < 2 {
+            let _ = stage.call(INCREMENT).await;
+        }
+        if counts {
+            stage.until(&what, |c| c.status().datacenters[0].ejected == 1).await;
+        }
+        for _ in 0..6 {
+            let _ = stage.call(INCREMENT).await;
+        }
+        assert_eq!(says.asks().len(), if counts { 2 } else { 5 }, "{what}");
+        assert_eq!(stage.client.status().datacenters[0].ejected, usize::from(counts), "{what}");
+    }
+}
+
+/// Calls go to both of two in turn, while nobody is held to have failed.
+fn blames_at_once() -> ServiceOptions {
+    options().policy(Policy::RoundRobin).failures_to_eject(1).panic_threshold(0).ejection(SOON, SOON)
+}
+
+/// The binary details of a status, as they travel.
+fn details(status: Status) -> &'static str {
+    let mut headers = http::HeaderMap::new();
+    status.add_header(&mut headers).unwrap();
+    headers["grpc-status-details-bin"].to_str().unwrap().to_owned().leak()
+}
+
 /// A standby's refusal: resent once whatever the method, and seen as it came the second time.
 #[tokio::test]
 async fn who_is_not_the_primary_has_not_run_the_call_and_is_not_to_blame() {
-    let mut headers = http::HeaderMap::new();
-    Status::from(NotPrimary::new(None)).add_header(&mut headers).unwrap();
-    let details: &'static str = headers["grpc-status-details-bin"].to_str().unwrap().to_owned().leak();
+    let details = details(NotPrimary::new(None).into());
     let refusal = Act::Status(14, "NOT_PRIMARY", vec![("grpc-status-details-bin", details)]);
     for path in [INCREMENT, GET] {
         let (server, stage) = once(refusal.clone()).await;
@@ -143,11 +177,39 @@ async fn who_is_not_the_primary_has_not_run_the_call_and_is_not_to_blame() {
         assert_eq!(server.asks().len(), 2 * n, "resent once");
     }
     let (server, other) = (Scripted::start(move |_| refusal.clone()).await, Scripted::good().await);
-    let options = options().policy(Policy::RoundRobin).failures_to_eject(1).panic_threshold(0);
-    let stage = Stage::ready(options, &[server.port, other.port]).await;
+    let stage = Stage::ready(blames_at_once(), &[server.port, other.port]).await;
     for _ in 0..10 {
         stage.call(INCREMENT).await.unwrap();
     }
     assert!(server.asks().len() >= 5, "it goes on to be asked: {}", server.asks().len());
+    assert_eq!(stage.client.status().datacenters[0].ejected, 0);
+}
+
+/// The end of a stream at a primary that is deposed: it ran in part, and nobody is to blame.
+#[tokio::test]
+async fn who_is_the_primary_no_longer_has_begun_the_call_and_is_not_to_blame() {
+    let details = details(PrimaryLost::new(None).into());
+    let script = move |_: &Ask| Act::Begin(1, End::Details(14, details));
+    let (server, other) = (Scripted::start(script).await, Scripted::start(script).await);
+    let stage = Stage::ready(blames_at_once(), &[server.port, other.port]).await;
+    for n in 1..=4 {
+        let mut stream = stage.watch().await.unwrap();
+        stream.message().await.unwrap().expect("a message");
+        let status = stream.message().await.unwrap_err();
+        assert!(PrimaryLost::of(&status).is_some() && CallError::of(&status).is_none(), "{status:?}");
+        assert_eq!(server.asks().len() + other.asks().len(), n, "never resent");
+    }
+    assert_eq!(stage.client.status().datacenters[0].ejected, 0);
+
+    // A handler may say it in place of a single answer.
+    let says = move |_: &Ask| Act::Status(14, "PRIMARY_LOST", vec![("grpc-status-details-bin", details)]);
+    let (server, other) = (Scripted::start(says).await, Scripted::start(says).await);
+    let stage = Stage::ready(blames_at_once(), &[server.port, other.port]).await;
+    for n in 1..=4 {
+        let status = stage.call(INCREMENT).await.unwrap_err();
+        assert!(PrimaryLost::of(&status).is_some() && CallError::of(&status).is_none(), "{status:?}");
+        assert_eq!(server.asks().len() + other.asks().len(), n, "not resent");
+    }
+    assert!(stage.call(GET).await.is_err());
     assert_eq!(stage.client.status().datacenters[0].ejected, 0);
 }

@@ -2,17 +2,27 @@
 
 use std::time::Duration;
 
-use tokio::time::timeout;
-use tokio_stream::StreamExt;
-use tonic::{Code, Streaming};
+use http::uri::PathAndQuery;
+use tokio::{sync::mpsc, time::timeout};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_failover::{
-    client::{CallError, CallErrorKind, FailoverEvent, Served, ServiceOptions},
-    demo::pb::CounterReply,
+    Instance,
+    client::{
+        CallError, CallErrorKind, CallOptions, FailoverChannel, FailoverEvent, Served, ServiceOptions,
+        Services, registry::StaticList,
+    },
+    demo::pb::{CounterReply, IncrementRequest},
 };
+use tonic_prost::ProstCodec;
 
 use crate::{
-    common::{Backend, SOON, event, steady, until_bound_to},
-    stage::{Stage, at, kind, watch},
+    common::{
+        Backend, SOON, event,
+        scripted::{Act, Ask, End, Scripted},
+        steady, until, until_bound_to,
+    },
+    stage::{Stage, at, at_port, get, kind, watch},
 };
 
 const AFTER: Duration = Duration::from_millis(500);
@@ -84,4 +94,77 @@ async fn without_the_setting_streams_are_left_alone() {
     stage.list.set("counter", [at(&b)]);
     until_bound_to(&stage.client, "b").await;
     goes_on(&mut old).await;
+}
+
+/// The server takes no more calls on the stream's connection, which is replaced long before it leaves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_on_a_connection_that_was_told_to_go_away_ends_in_time_too() {
+    let script =
+        |ask: &Ask| if ask.path.ends_with("/Watch") { Act::Begin(1, End::Hang) } else { Act::Answer };
+    let (a, b) = (Scripted::start(script).await, Scripted::good().await);
+    let stage = Stage::ready(options().drain_after(AFTER), vec![at_port("a", a.port)]).await;
+    let mut old = stream(&stage).await;
+    a.go_away();
+    while a.connections() < 2 {
+        get(stage.channel(), CallOptions::new()).await.unwrap();
+    }
+    goes_on(&mut old).await;
+    stage.list.set("counter", [at_port("b", b.port)]);
+    let status = timeout(SOON, old.next()).await.expect("it ends").unwrap().unwrap_err();
+    assert_eq!(kind(&status), CallErrorKind::Drained);
+}
+
+/// Where calls need another datacenter no more, nobody asks whether its instances have left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_to_a_datacenter_that_is_asked_no_more_goes_on() {
+    let (near, far) = (Backend::start("near").await, Backend::start("a").await);
+    let (here, there) = (StaticList::new(), StaticList::new());
+    here.set("counter", [at_port("nobody", 1)]);
+    there.set("counter", [Instance::new("a", "127.0.0.1", far.port, "there")]);
+    let services = Services::builder(here.clone()).fallback("there", there.clone());
+    let services = services.failback_after(Duration::ZERO).service(options().drain_after(AFTER));
+    let client = services.build().unwrap().grpc_client("counter").unwrap();
+    until_bound_to(&client, "a").await;
+    let stage = Stage { list: here, client };
+    let mut old = stream(&stage).await;
+    stage.list.set("counter", [at(&near)]);
+    until_bound_to(&stage.client, "near").await;
+    until(&stage.client, "it is asked no more", |c| !c.status().datacenters[1].asked).await;
+    stage.list.set("counter", [at(&near), at_port("nobody", 1)]);
+    until(&stage.client, "there is other news", |c| c.status().datacenters[0].known == 2).await;
+    goes_on(&mut old).await;
+}
+
+/// A stream of requests has no response before it ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_ends_in_time_too_and_a_single_request_goes_on() {
+    let answers_late = |ask: &Ask| match ask.path == UPLOAD {
+        true => Act::Hang,
+        false => Act::Answer.after(AFTER * 3),
+    };
+    let (a, b) = (Scripted::start(answers_late).await, Scripted::good().await);
+    let stage = Stage::ready(options().drain_after(AFTER), vec![at_port("a", a.port)]).await;
+    let (_more, requests) = mpsc::channel::<IncrementRequest>(1);
+    let upload = tokio::spawn(upload(stage.channel(), ReceiverStream::new(requests)));
+    let single = tokio::spawn(get(stage.channel(), CallOptions::new()));
+    until(&stage.client, "both are out", |_| a.asks().len() == 2).await;
+    stage.list.set("counter", [at_port("b", b.port)]);
+    let status = timeout(SOON, upload).await.expect("it ends").unwrap().unwrap_err();
+    assert_eq!((status.code(), kind(&status)), (Code::Unavailable, CallErrorKind::Drained));
+    assert!(CallError::of(&status).unwrap().may_have_run());
+    until(&stage.client, "the server is told", |_| a.cancelled() == 1).await;
+    assert!(!single.is_finished(), "it is over");
+    assert_eq!(single.await.unwrap().unwrap(), "a");
+}
+
+const UPLOAD: &str = "/uploads.v1.Uploads/Collect";
+
+async fn upload(
+    channel: FailoverChannel,
+    requests: ReceiverStream<IncrementRequest>,
+) -> Result<Response<CounterReply>, Status> {
+    let mut client = tonic::client::Grpc::new(channel);
+    client.ready().await.unwrap();
+    let codec = ProstCodec::<IncrementRequest, CounterReply>::default();
+    client.client_streaming(Request::new(requests), PathAndQuery::from_static(UPLOAD), codec).await
 }

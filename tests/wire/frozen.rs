@@ -9,8 +9,11 @@ use tonic_failover::client::{CallError, CallErrorKind};
 
 use crate::{
     common::{
-        Backend, Callers, DEADLINE, Method, SOON, deregister, get as get_served, options, proxy::Proxy,
-        register, scripted::Scripted, until, until_bound_to,
+        Backend, Callers, DEADLINE, Method, SOON, deregister, get as get_served, options,
+        proxy::Proxy,
+        register,
+        scripted::{Act, End, Scripted},
+        until, until_bound_to,
     },
     stage::{Stage, get, increment, kind, served, timed, wait_for},
 };
@@ -148,4 +151,71 @@ async fn calls_on_a_frozen_instance_that_leaves_the_registry_are_not_forgotten()
     assert_eq!(kind(&result.unwrap_err()), CallErrorKind::Unresponsive);
     assert!(took < Duration::from_secs(4), "{took:?}");
     wait_for("no connection to the frozen one", || proxy.open() == 0).await;
+}
+
+/// What it answers to others shows that it lives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_takes_long_makes_nobody_suspect_while_others_are_answered() {
+    for (others, suspected) in [(true, false), (false, true)] {
+        let server = Scripted::start(|ask| match ask.number {
+            1 => Act::Answer.after(Duration::from_millis(2500)),
+            _ => Act::Answer,
+        })
+        .await;
+        let options = options().suspect_after(Duration::from_millis(800));
+        let Some(stage) = Stage::with(options, &[("a", server.port)]).await else { return };
+        let stage = stage.ready(1).await;
+        let checks = server.checks();
+        let long = tokio::spawn(increment(stage.channel(), SOON));
+        wait_for("it is out", || server.asks().len() == 1).await;
+        while !long.is_finished() {
+            if others {
+                get(stage.channel(), SOON).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(served(&long.await.unwrap().unwrap()).1, 1);
+        assert_eq!(server.checks() > checks, suspected, "others: {others}");
+    }
+}
+
+/// Its probe may wait behind thousands of calls.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_answers_others_and_not_its_probe_is_busy_and_not_given_up() {
+    let server = Scripted::start(|ask| match ask.number {
+        1 => Act::Answer.after(Duration::from_secs(3)),
+        _ => Act::Answer,
+    })
+    .await;
+    let quick = Duration::from_millis(200);
+    let options = options().suspect_after(quick).probe_timeout(quick);
+    let Some(stage) = Stage::with(options, &[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    let checks = server.checks();
+    server.health(Act::Hang);
+    let long = tokio::spawn(increment(stage.channel(), SOON));
+    wait_for("it is probed", || server.checks() > checks).await;
+    while !long.is_finished() {
+        get(stage.channel(), SOON).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(served(&long.await.unwrap().unwrap()), ("a".to_owned(), 1));
+}
+
+/// It lives, so what it has it keeps; but it is the wrong one to ask.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_suspect_that_says_it_is_not_serving_is_left_for_another_and_finishes_its_calls() {
+    let slow = Scripted::start(|_| Act::Answer.after(Duration::from_millis(2500))).await;
+    let good = Scripted::good().await;
+    let options = options().suspect_after(Duration::from_millis(200)).ejection(SOON, SOON);
+    let Some(stage) = Stage::with(options, &[("slow", slow.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    register(stage.consul.registry(), "counter", "good", good.port).await;
+    stage.until_ready(2).await;
+    assert_eq!(stage.bound(), "slow");
+    slow.health(Act::Begin(0, End::NotServing));
+    let long = tokio::spawn(increment(stage.channel(), SOON));
+    until_bound_to(&stage.client, "good").await;
+    assert!(!long.is_finished(), "it is over");
+    assert_eq!(served(&long.await.unwrap().unwrap()), ("slow".to_owned(), 1));
 }

@@ -5,10 +5,12 @@ use std::{
     time::Duration,
 };
 
+use tokio::task::JoinSet;
+
 use crate::{
     common::{
-        Backend, Callers, DEADLINE, Method,
-        scripted::{Act, End, Scripted},
+        Backend, Callers, DEADLINE, Method, NOWHERE, SOON, options,
+        scripted::{Act, Ask, End, Scripted},
         until_bound_to,
     },
     stage::{Stage, get, increment, served, wait_for, watch},
@@ -105,4 +107,57 @@ async fn what_lies_above_the_last_id_of_a_goaway_is_resent() {
     assert_eq!(asks.len(), 3);
     assert_eq!(asks[2].connection, asks[1].connection + 1, "on a new connection");
     get(stage.channel(), DEADLINE).await.unwrap();
+}
+
+/// On a connection that takes no more calls no probe can be sent: that one fails says nothing of the instance.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_take_long_are_finished_by_a_server_that_drains() {
+    let wait = Duration::from_millis(1500);
+    let script = move |ask: &Ask| match (ask.number, ask.path.ends_with("/Watch")) {
+        (_, true) => Act::Begin(1, End::Hang),
+        (1 | 2, false) => Act::Answer.after(wait),
+        _ => Act::Answer,
+    };
+    let server = Scripted::start(script).await;
+    let options = options().suspect_after(Duration::from_millis(200));
+    let Some(stage) = Stage::with(options, &[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    let long = tokio::spawn(increment(stage.channel(), SOON));
+    wait_for("it is out", || server.asks().len() == 1).await;
+    server.go_away();
+    let reply = long.await.unwrap().unwrap();
+    assert_eq!(served(&reply), ("a".to_owned(), 1), "sent once, and finished");
+
+    // A process that ends in order does not listen any more.
+    let mut a = Backend::start_with("a", 0, NOWHERE, &["--work", "1500ms"]).await;
+    let b = Backend::start("b").await;
+    let Some(stage) = Stage::set(&[("a", a.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    let mut calls = JoinSet::new();
+    for _ in 0..4 {
+        calls.spawn(increment(stage.channel(), SOON));
+    }
+    tokio::time::sleep(wait / 5).await;
+    crate::common::register(stage.consul.registry(), "counter", "b", b.port).await;
+    stage.until_ready(2).await;
+    a.terminate().await;
+    for reply in calls.join_all().await {
+        assert_eq!(served(&reply.unwrap()), ("a".to_owned(), 1), "sent once, and finished");
+    }
+}
+
+/// Neither a silent stream is cut for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_stream_outlives_a_goaway_by_more_than_the_patience_with_it() {
+    let script =
+        |ask: &Ask| if ask.path.ends_with("/Watch") { Act::Begin(1, End::Hang) } else { Act::Answer };
+    let server = Scripted::start(script).await;
+    let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    let mut stream = watch(stage.channel()).await.unwrap().into_inner();
+    stream.message().await.unwrap().expect("the first");
+    server.go_away();
+    let still = tokio::time::timeout(Duration::from_secs(7), stream.message()).await;
+    assert!(still.is_err(), "the stream is cut: {still:?}");
+    increment(stage.channel(), DEADLINE).await.unwrap();
 }

@@ -126,7 +126,7 @@ impl CallContext {
         self.wishes.as_deref().and_then(CallOptions::aim)
     }
 
-    /// Its response may be ended when its instance has left.
+    /// It may be ended when its instance has left, where it is a stream.
     #[inline]
     pub(crate) fn drains(&self) -> bool {
         self.shared.options.traffic.drain_after.is_some()
@@ -276,10 +276,10 @@ impl CallContext {
         }
         let code = answer.code()?;
         if outcome::counts_against(code) {
-            // That it is not the primary is no fault of an instance, and no merit. Nor is what the primary
+            // That it is not the primary, or no longer, is no fault of an instance, and no merit. Nor is what the primary
             // answers while its store is away: nobody could do better, and it may be the primary again at once.
-            let refuses = || answer.status().is_some_and(|status| NotPrimary::of(&status).is_some());
-            match self.lookout().is_some() || refuses() {
+            let of_roles = || answer.status().is_some_and(|status| NotPrimary::or_no_longer(&status));
+            match self.lookout().is_some() || of_roles() {
                 true => self.heard(endpoint),
                 false => endpoint.link().failed(self.failures_to_eject()),
             }
@@ -290,8 +290,8 @@ impl CallContext {
     }
 
     /// Judges an attempt that got no (whole) answer: what it means for the call and for
-    /// the instance, and the error for the caller. Only the deadline means nothing for the
-    /// call: it ends it.
+    /// the instance, and the error for the caller. The deadline, and that the instance is
+    /// drained, mean nothing for the call: they end it.
     pub(super) fn judge_unanswered(
         &self,
         ended: Ended,
@@ -307,6 +307,7 @@ impl CallContext {
                 endpoint.link().timed_out(self.failures_to_eject());
                 (Some(Setback::Lost), error(CallErrorKind::AttemptTimedOut))
             }
+            Ended::Drained => (None, error(CallErrorKind::Drained)),
             Ended::DeadlinePassed | Ended::Answered(_) => (None, error(CallErrorKind::DeadlineExceeded)),
         }
     }

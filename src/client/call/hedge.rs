@@ -186,7 +186,7 @@ impl<'a> Hedges<'a> {
         let request = self.request.attempt(self.context.path(), body, &self.tries);
         let deadline = self.request.deadline.at();
         let suspect_after = self.context.shared().options.suspect_after;
-        let bounds = Bounds { began: now, suspect_after, limit: deadline, deadline };
+        let bounds = Bounds { began: now, suspect_after, limit: deadline, deadline, drains: false };
         let (attempt_number, whole) = (self.tries.made, self.context.whole());
         let latecomers = self.context.shared().latecomers.clone();
         self.running.push(Box::pin(async move {

@@ -106,6 +106,8 @@ pub(super) fn bounds(
         suspect_after: context.shared().options.suspect_after,
         limit: limit(context, body, tries).map_or(deadline, |limit| limit.min(deadline)),
         deadline,
+        // What is a stream of its caller's may be as long as any.
+        drains: context.drains() && !body.is_whole(),
     }
 }
 

@@ -369,13 +369,18 @@ mod tests {
 
     #[test]
     fn a_service_config_has_no_more_attempts_than_the_options_allow() {
-        let json = r#"{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 5, "initialBackoff": "1s",
-            "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["ABORTED"]}}]}"#;
-        let config = ServiceConfig::from_json(json).unwrap();
-        let options = ServiceOptions::new("x").max_attempts(3).service_config(config);
-        let methods = options.methods().unwrap();
-        let rules = &methods.rules(methods.get("/any.Service/Method")).retry;
-        assert_eq!(rules.attempts, 3);
-        assert!(rules.resends(Code::Aborted, false));
+        let json = r#"{"methodConfig": [
+            {"name": [{}], "retryPolicy": {"maxAttempts": 100, "initialBackoff": "1s",
+                "maxBackoff": "1s", "backoffMultiplier": 1, "retryableStatusCodes": ["ABORTED"]}},
+            {"name": [{"service": "h.H"}], "hedgingPolicy": {"maxAttempts": 100}}]}"#;
+        let read = || ServiceOptions::new("x").service_config(ServiceConfig::from_json(json).unwrap());
+        for (options, most) in [(read(), 5), (read().max_attempts(3), 3)] {
+            let methods = options.methods().unwrap();
+            let rules = &methods.rules(methods.get("/any.Service/Method")).retry;
+            assert_eq!(rules.attempts, most, "gRFC A6: 5 where nothing else is said");
+            assert!(rules.resends(Code::Aborted, false));
+            let hedging = methods.rules(methods.get("/h.H/M")).hedging.as_ref().expect("hedged");
+            assert_eq!(hedging.attempts, most);
+        }
     }
 }

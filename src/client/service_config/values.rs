@@ -160,7 +160,8 @@ fn seconds(text: &str) -> Option<Duration> {
     (whole <= LONGEST).then(|| Duration::new(whole, nanos))
 }
 
-/// A status code other than OK, by its name or number.
+/// A status code other than OK, by its number or by its name in capitals or not (gRFC A6, "Validation of
+/// retryPolicy").
 pub(super) struct Failure(pub(super) Code);
 
 const NAMES: [(&str, Code); 16] = [
@@ -194,7 +195,7 @@ impl<'de> Deserialize<'de> for Failure {
             }
 
             fn visit_str<E: Error>(self, name: &str) -> Result<Failure, E> {
-                let found = NAMES.iter().find(|(known, _)| *known == name);
+                let found = NAMES.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
                 found.map(|(_, code)| Failure(*code)).ok_or_else(|| {
                     E::custom(format_args!("{name:?} is no failure's code: one like \"UNAVAILABLE\""))
                 })
@@ -264,12 +265,12 @@ mod tests {
     fn every_code_but_ok_has_its_name_and_number() {
         for number in 1..17 {
             let (name, code) = NAMES.iter().find(|(_, code)| *code as i32 == number).expect("a name");
-            for json in [format!("{name:?}"), number.to_string()] {
+            for json in [format!("{name:?}"), format!("{:?}", name.to_lowercase()), number.to_string()] {
                 let Failure(read) = serde_json::from_str(&json).unwrap();
                 assert_eq!(read, *code, "{json}");
             }
         }
-        for bad in ["\"OK\"", "0", "17", "-1", "\"unavailable\"", "\"14\"", "1.5", "null", "[]"] {
+        for bad in ["\"OK\"", "0", "17", "-1", "\"UN AVAILABLE\"", "\"ok\"", "\"14\"", "1.5", "null", "[]"] {
             assert!(serde_json::from_str::<Failure>(bad).is_err(), "{bad}");
         }
     }

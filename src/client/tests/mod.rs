@@ -464,6 +464,8 @@ fn each_rule_of_calls_is_broken_without_its_mechanism() {
         (call(CallMechanism::Cap, Mood::Refuses), Rule::Attempts),
         (call(CallMechanism::Budget, Mood::Bad), Rule::Budget),
         (call(CallMechanism::RefusedOnce, Mood::Refuses), Rule::RefusedOnce),
+        (call(CallMechanism::Unseen, Mood::DiesBefore), Rule::Unseen),
+        (call(CallMechanism::Unseen, Mood::Refuses), Rule::Unseen),
     ] {
         let broken = play(300, false, off, Some(rule));
         let broken = broken.expect_err(&format!("{rule:?} holds without its mechanism: {off:?}"));

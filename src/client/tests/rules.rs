@@ -38,10 +38,8 @@ pub(super) enum Rule {
     Budget,
     /// What is not safe and was refused is sent once more.
     RefusedOnce,
-}
-
-fn ran(record: &Record) -> usize {
-    record.fates.iter().filter(|(_, fate)| matches!(fate, Fate::Ran | Fate::Stuck)).count()
+    /// What has not run is lost to its caller only when it was sent as often as it may be.
+    Unseen,
 }
 
 /// How often a call may be sent, and how often counted: what never ran is not.
@@ -67,11 +65,11 @@ impl Play {
         self.rule(Rule::InTime, *at <= call.began + call.within + SLACK, words)?;
         self.rule(Rule::Attempts, *attempts <= bounds(call.kind).0, words)?;
         let Err(status) = result else {
-            return self.rule(Rule::Reason, ran(&record) > 0, words);
+            return self.rule(Rule::Reason, record.ran() > 0, words);
         };
         let Some(error) = CallError::of(status) else {
             let is_answer =
-                status.code() == Code::Unavailable && status.message() == BUSY && ran(&record) > 0;
+                status.code() == Code::Unavailable && status.message() == BUSY && record.ran() > 0;
             self.rule(Rule::Reason, is_answer, words)?;
             return self.must_not_fail(ended, &record);
         };
@@ -80,6 +78,14 @@ impl Play {
             CallErrorKind::DeadlineExceeded => *attempts == 0,
             _ => false,
         };
+        // Of hedges it is the last one that tells.
+        let hedged = call.kind == Kind::Ruled && self.setup.hedged;
+        let due = match error.kind() {
+            CallErrorKind::NeverSent => bounds(call.kind).0,
+            CallErrorKind::Refused => 2,
+            _ => 0,
+        };
+        self.rule(Rule::Unseen, hedged || *attempts >= due, words)?;
         if nothing {
             for site in 0..SITES {
                 let is_new = self.good_since(site).is_none_or(|since| *at < since + EMPTY_AT_MOST);
@@ -116,10 +122,12 @@ impl Play {
             let words = || format!("{kind:?} {id}: {record:?}");
             let (sends, counted) = bounds(kind);
             let arrived = u32::try_from(record.fates.len()).unwrap();
-            self.rule(Rule::Attempts, arrived <= sends && record.resent < counted, words)?;
-            self.rule(Rule::NeverRan, !never_ran || ran(&record) == 0, words)?;
+            let may_have_run = u32::try_from(record.ran()).unwrap();
+            let is_bounded = arrived <= sends && record.resent < counted && may_have_run <= counted;
+            self.rule(Rule::Attempts, is_bounded, words)?;
+            self.rule(Rule::NeverRan, !never_ran || record.ran() == 0, words)?;
             if kind == Kind::Unsafe {
-                self.rule(Rule::RunsOnce, ran(&record) <= 1, words)?;
+                self.rule(Rule::RunsOnce, record.ran() <= 1, words)?;
                 let refused = record.fates.iter().filter(|(_, fate)| *fate == Fate::Refused).count();
                 self.rule(Rule::RefusedOnce, refused <= 2, words)?;
             }

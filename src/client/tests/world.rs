@@ -121,6 +121,15 @@ pub(super) fn site_of(id: &InstanceId) -> usize {
     (0..SITES).find(|&site| instance(site).id == *id).expect("one of ours")
 }
 
+// === impl Record ===
+
+impl Record {
+    /// How often it ran.
+    pub(super) fn ran(&self) -> usize {
+        self.fates.iter().filter(|(_, fate)| matches!(fate, Fate::Ran | Fate::Stuck)).count()
+    }
+}
+
 // === impl World ===
 
 impl World {
@@ -168,9 +177,11 @@ impl World {
         self.journal.lock().get(&id).cloned().unwrap_or_default()
     }
 
-    /// How many attempts were resent within the budget, as far as they arrived.
+    /// How many attempts were resent within the budget, as far as they arrived: by the client's own word,
+    /// or, where that is more, by what has run again.
     pub(super) fn resent(&self) -> u32 {
-        self.journal.lock().values().map(|record| record.resent).sum()
+        let again = |record: &Record| u32::try_from(record.ran().saturating_sub(1)).unwrap();
+        self.journal.lock().values().map(|record| record.resent.max(again(record))).sum()
     }
 
     /// One connection as its instance serves it: while that lives, and not while it is frozen.

@@ -34,6 +34,8 @@ struct Parted {
     link: Weak<Link>,
     /// When its streams end, once its instance has left.
     due: Option<Instant>,
+    /// Nobody asks any more whether it has left.
+    unasked: bool,
 }
 
 impl Drains {
@@ -43,14 +45,22 @@ impl Drains {
 
     /// A connection goes out of use.
     pub(super) fn part(&mut self, endpoint: &Endpoint) {
-        if self.after.is_some() {
-            let (instance, link) = (endpoint.instance().clone(), Arc::downgrade(endpoint.link()));
-            self.parted.push(Parted { instance, link, due: None });
+        let (instance, link) = (endpoint.instance().clone(), Arc::downgrade(endpoint.link()));
+        if self.after.is_some() && !self.parted.iter().any(|parted| parted.link.ptr_eq(&link)) {
+            self.parted.push(Parted { instance, link, due: None, unasked: false });
         }
     }
 }
 
 impl Worker {
+    /// A datacenter is asked no more: none of its instances has left for that.
+    pub(super) fn unask(&mut self, tier: usize) {
+        for parted in &mut self.drains.parted {
+            parted.unasked |= parted.due.is_none() && self.fleet.tier_of(&parted.instance.id) == Some(tier);
+        }
+        self.fleet.unasked(tier).iter().for_each(|endpoint| endpoint.link().retire());
+    }
+
     /// Some instances may have left, and others be back.
     pub(super) fn begin_drains(&mut self, now: Instant) {
         let Some(after) = self.drains.after else { return };
@@ -59,8 +69,8 @@ impl Worker {
         for parted in &mut self.drains.parted {
             let id = &parted.instance.id;
             if self.fleet.lists(id) {
-                parted.due = None;
-            } else if parted.due.is_none() {
+                (parted.due, parted.unasked) = (None, false);
+            } else if parted.due.is_none() && !parted.unasked {
                 parted.due = Some(now + after);
                 if leaving.insert(id.clone()) {
                     events.push(parted.instance.clone());

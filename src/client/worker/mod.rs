@@ -205,7 +205,7 @@ impl Worker {
                     self.fleet.asked(tier, now);
                 }
             } else if self.sources.unask(tier) {
-                self.fleet.unasked(tier).iter().for_each(|endpoint| endpoint.link().retire());
+                self.unask(tier);
             }
         }
         // Where calls are away already, a list in another order must not move them.
@@ -325,6 +325,9 @@ impl Worker {
             LossCause::GoingAway => RebindCause::GoingAway,
         };
         self.publisher.lost(&endpoint, why, endpoint.link().lost_at().unwrap_or(now));
+        if cause == LossCause::GoingAway {
+            self.drains.part(&endpoint);
+        }
         let random = self.rng.next_f64();
         let served = endpoint.link().has_served();
         let ejected = self.fleet.lost(|e| e.serial() == serial, served, &cause.to_string(), random, now);

@@ -97,6 +97,13 @@ impl Worker {
                     self.take_out(&endpoint, RebindCause::Failing, suspicion.since, now);
                 }
             }
+            // It may be finishing what it has, though it is not there for anything new. Where it is dead its
+            // socket says so.
+            Err(ConnectError::GoingAway) => {
+                link.lose(LossCause::GoingAway);
+                link.leave();
+                link.rest_suspicion();
+            }
             Err(ConnectError::TimedOut(_))
                 if suspicion.unanswered + 1 < WHEN_ALONE && self.is_alone(&endpoint) =>
             {
