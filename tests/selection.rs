@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use common::{Backend, Callers, Method, builder, consul, get, until, until_bound_to};
 use tonic_failover::{
-    client::{GrpcClient, Policy, ServiceOptions},
+    client::{FailoverEvent, GrpcClient, Policy, RebindCause, ServiceOptions},
     testkit::{Check, ConsulProcess, Registration},
 };
 
@@ -120,6 +120,28 @@ async fn warning_instances_are_used_where_wanted_and_after_all_others() {
     assert!(get(plain.channel()).await.is_ok());
     let tally = callers.stop().await;
     assert!(tally.failed.is_empty(), "{:?}", tally.failed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_warns_gives_way_to_one_that_passes_and_is_not_said_to_have_left() {
+    let Some(consul) = consul().await else { return };
+    let (a, b) = (Backend::start("a").await, Backend::start("b").await);
+    let registry = consul.registry();
+    let ttl = || Check::ttl(std::time::Duration::from_secs(600)).passing();
+    registry.register(&at(&a).check(ttl())).await.unwrap();
+    registry.register(&at(&b).check(ttl())).await.unwrap();
+    let options = common::steady().include_warning(true);
+    let client = builder(&consul.url()).service(options).build().unwrap().grpc_client("counter").unwrap();
+    until(&client, "both are ready", |c| c.status().datacenters.first().is_some_and(|dc| dc.ready == 2))
+        .await;
+    let mut events = client.events();
+    let bound = common::bound(&client).unwrap();
+    registry.warn(&bound).await.unwrap();
+    let cause = common::event(&mut events, "another is bound", |event| match event {
+        FailoverEvent::Rebound { from: Some(from), cause, .. } if from.name == bound => Some(*cause),
+        _ => None,
+    });
+    assert_eq!(cause.await, RebindCause::Outranked);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -219,6 +219,9 @@ pub enum RebindCause {
     NotServing,
     /// The one before is no longer registered as healthy.
     LeftRegistry,
+    /// The one before may still be called, and another is better: its checks pass, or it says that it is
+    /// serving, where the one before only warns, or has not said so yet.
+    Outranked,
     /// A more preferred datacenter is usable again.
     FailedBack,
     /// Another instance is the primary.
@@ -266,6 +269,7 @@ impl fmt::Display for RebindCause {
             Self::Failing => "answered UNAVAILABLE, or not in time, too often",
             Self::NotServing => "says that it is not serving",
             Self::LeftRegistry => "left the registry",
+            Self::Outranked => "another is better",
             Self::FailedBack => "preferred datacenter is back",
             Self::PrimaryMoved => "another is the primary",
         })

@@ -55,9 +55,15 @@ async fn who_is_not_serving_gets_no_new_calls_until_it_is() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pick_first_leaves_an_instance_that_is_not_serving_and_keeps_a_spare_that_is() {
-    let servers = [Healthy::start(true).await, Healthy::start(true).await, Healthy::start(true).await];
+    let servers = [Healthy::start(false).await, Healthy::start(false).await, Healthy::start(false).await];
     let named: Vec<_> = ["a", "b", "c"].into_iter().zip(&servers).collect();
     let stage = Stage::set(watched(Policy::PickFirst), instances(&named));
+    // All have said something before any is serving: none gives way to one that has said so earlier.
+    until_not_serving(&stage, 3).await;
+    for server in &servers {
+        server.says(true).await;
+    }
+    until_not_serving(&stage, 0).await;
     until_bound(&stage, 2).await;
     let mut events = stage.client.events();
     let first = common::bound(&stage.client).unwrap();

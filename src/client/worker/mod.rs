@@ -234,7 +234,7 @@ impl Worker {
     fn publish(&mut self, plan: &mut Plan<Arc<Endpoint>>, now: Instant) {
         match plan.bound.take() {
             Some(bound) => {
-                self.publisher.bind(bound.tier, bound.endpoints, now);
+                self.publisher.bind(bound.tier, bound.endpoints, |id| self.fleet.lists(id), now);
                 self.starving.store(false, Ordering::Release);
                 self.look_ups.starved = false;
             }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    Instance,
+    Instance, InstanceId,
     client::{
         binding::Binding,
         endpoint::Endpoint,
@@ -92,8 +92,15 @@ impl Publisher {
         });
     }
 
-    /// Publishes these endpoints unless they are what is published already.
-    pub(crate) fn bind(&mut self, place: usize, endpoints: Vec<Arc<Endpoint>>, now: Instant) {
+    /// Publishes these endpoints unless they are what is published already. `lists` tells what the registry
+    /// still has.
+    pub(crate) fn bind(
+        &mut self,
+        place: usize,
+        endpoints: Vec<Arc<Endpoint>>,
+        lists: impl Fn(&InstanceId) -> bool,
+        now: Instant,
+    ) {
         let Some(to) = endpoints.first().map(|e| e.instance().clone()) else { return };
         let current = self.current();
         let same = |(a, b): (&Arc<Endpoint>, &Arc<Endpoint>)| {
@@ -112,11 +119,12 @@ impl Publisher {
         let gap = std::mem::take(&mut self.unusable);
         let loss = self.loss.take();
         if from.as_ref().is_none_or(|from| from.id != to.id) || moved.is_some() || gap {
-            let (cause, since) = match loss {
-                Some(loss) => loss,
-                None if from.is_none() => (RebindCause::Found, self.started),
-                None if moved.is_some_and(|(old, _)| *old > place) => (RebindCause::FailedBack, now),
-                None => (RebindCause::LeftRegistry, now),
+            let (cause, since) = match (loss, &from) {
+                (Some(loss), _) => loss,
+                (None, None) => (RebindCause::Found, self.started),
+                _ if moved.is_some_and(|(old, _)| *old > place) => (RebindCause::FailedBack, now),
+                (None, Some(from)) if lists(&from.id) => (RebindCause::Outranked, now),
+                _ => (RebindCause::LeftRegistry, now),
             };
             let service = self.service();
             let took = now.saturating_duration_since(since);
