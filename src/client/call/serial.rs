@@ -125,7 +125,12 @@ pub(super) fn judge_unanswered(
     body: &mut ReplayBody,
     tries: &mut Tries,
 ) -> Result<Duration, CallError> {
-    let (setback, error) = context.judge_unanswered(ended, endpoint, tries.made, tries);
+    let timed = matches!(ended, Ended::DeadlinePassed | Ended::TimedOut);
+    let (mut setback, mut error) = context.judge_unanswered(ended, endpoint, tries.made, tries);
+    if let Some(status) = body.own_error().filter(|_| !timed) {
+        let instance = error.instance().cloned();
+        (setback, error) = (None, CallError::of_request(status, instance, tries.made).after(tries));
+    }
     let wait = setback.and_then(|setback| again(context, setback, body, tries));
     context.failed_by(&error, wait.is_some());
     wait.ok_or(error)
