@@ -313,7 +313,7 @@ fn describe(kind: &CallErrorKind, instance: Option<&Instance>, attempts: u32) ->
     match kind {
         CallErrorKind::NothingUsable { reason } => format!("no instance is usable: {reason}"),
         CallErrorKind::DeadlineExceeded if attempts == 0 => {
-            "deadline exceeded while waiting for a usable instance".to_owned()
+            "deadline exceeded before the call was sent".to_owned()
         }
         CallErrorKind::DeadlineExceeded => format!("deadline exceeded in attempt {attempts}{to}"),
         CallErrorKind::ConnectionLost => format!("connection{to} lost; the call may have run"),

@@ -173,6 +173,14 @@ pub(crate) fn start(line: &Arc<Line>, request: Request<Body>) -> CallFuture {
     if context.lacks(CallMechanism::Deadline) {
         deadline = Deadline::none(since);
     }
+    // Nor is such a call's body polled.
+    if deadline.at() <= since {
+        return CallFuture::refused(context.give_up(CallError::new(
+            CallErrorKind::DeadlineExceeded,
+            None,
+            0,
+        )));
+    }
     let record = context.lookout().is_some();
     let limit = shared.options.request_limit(record);
     // Whoever takes what is not there yet polls it again.

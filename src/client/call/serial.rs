@@ -61,12 +61,12 @@ pub(super) async fn run(
                 Ok(endpoint) => endpoint,
                 Err(error) => return Err(context.give_up(error)),
             };
-            if tries.made > 0 && Instant::now() >= deadline.at() {
+            request.waited |= patience < patience_at_first;
+            if (tries.made > 0 || request.waited) && Instant::now() >= deadline.at() {
                 let error = CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made).after(&tries);
                 return Err(context.give_up(error));
             }
             tries.made += 1;
-            request.waited |= patience < patience_at_first;
             let attempt_body = body.attempt().expect("a body that is gone is not resent");
             let bounds = bounds(context, body, &request, &tries);
             let given_up = given_up(context, &endpoint);
