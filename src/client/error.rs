@@ -168,7 +168,8 @@ pub enum CallErrorKind {
     DeadlineExceeded,
     /// The connection failed under a call that may have run.
     ConnectionLost,
-    /// The server reset this one stream; the call may have run.
+    /// The server reset this one stream, or sent on it what cannot be taken (no HTTP/2, or headers above
+    /// 16 KiB); the call may have run. Its cause says which.
     StreamReset,
     /// The instance fell silent and did not answer a probe; the call may have run.
     Unresponsive,
@@ -317,7 +318,7 @@ fn describe(kind: &CallErrorKind, instance: Option<&Instance>, attempts: u32) ->
         }
         CallErrorKind::DeadlineExceeded => format!("deadline exceeded in attempt {attempts}{to}"),
         CallErrorKind::ConnectionLost => format!("connection{to} lost; the call may have run"),
-        CallErrorKind::StreamReset => format!("stream{to} reset by the server; the call may have run"),
+        CallErrorKind::StreamReset => format!("stream{to} was reset; the call may have run"),
         CallErrorKind::Unresponsive => format!("instance fell silent{to}; the call may have run"),
         CallErrorKind::AttemptTimedOut => {
             format!("attempt {attempts}{to} was not answered in its time; the call may have run")
