@@ -140,8 +140,8 @@ fn after(waited: Duration) -> String {
 /// A call that failed on our side of the wire.
 ///
 /// A caller of a generated client gets an ordinary [`Status`] (UNAVAILABLE,
-/// DEADLINE_EXCEEDED or RESOURCE_EXHAUSTED) whose source is this. A status that came over the wire is
-/// passed on as it came and has none. See [`CallError::of`].
+/// DEADLINE_EXCEEDED or RESOURCE_EXHAUSTED, or what the request itself came to) whose source is this. A status
+/// that came over the wire is passed on as it came and has none. See [`CallError::of`].
 pub struct CallError(Box<Inner>);
 
 struct Inner {
@@ -168,7 +168,8 @@ pub enum CallErrorKind {
     DeadlineExceeded,
     /// The connection failed under a call that may have run.
     ConnectionLost,
-    /// The server reset this one stream; the call may have run.
+    /// The server reset this one stream, or sent on it what cannot be taken (no HTTP/2, or headers above
+    /// 16 KiB); the call may have run. Its cause says which.
     StreamReset,
     /// The instance fell silent and did not answer a probe; the call may have run.
     Unresponsive,
@@ -181,6 +182,9 @@ pub enum CallErrorKind {
     NeverSent,
     /// The response had begun when the connection or its stream ended.
     ResponseCut,
+    /// The request itself failed: a message is larger than its client may send, its stream panicked, or the
+    /// caller has cancelled it by tonic's handle. The status is that of the request, as tonic has it.
+    RequestFailed,
     /// Where [`CallOptions`](super::CallOptions) wanted it to go, nothing is usable.
     NotAsChosen {
         /// What was wanted.
@@ -214,9 +218,16 @@ impl CallError {
         let code = match kind {
             CallErrorKind::DeadlineExceeded | CallErrorKind::NoPrimary { .. } => Code::DeadlineExceeded,
             CallErrorKind::TooMany { .. } => Code::ResourceExhausted,
+            CallErrorKind::RequestFailed => Code::Internal,
             _ => Code::Unavailable,
         };
         let status = Status::new(code, describe(&kind, instance.as_deref(), attempts));
+        Self(Box::new(Inner { kind, instance, attempts, ran_before: false, status }))
+    }
+
+    /// The request came to this by itself.
+    pub(crate) fn of_request(status: Status, instance: Option<Arc<Instance>>, attempts: u32) -> Self {
+        let kind = CallErrorKind::RequestFailed;
         Self(Box::new(Inner { kind, instance, attempts, ran_before: false, status }))
     }
 
@@ -287,7 +298,7 @@ impl CallErrorKind {
             | CallErrorKind::Refused
             | CallErrorKind::NeverSent
             | CallErrorKind::Closed => false,
-            CallErrorKind::DeadlineExceeded => attempts > 0,
+            CallErrorKind::DeadlineExceeded | CallErrorKind::RequestFailed => attempts > 0,
             CallErrorKind::ConnectionLost
             | CallErrorKind::StreamReset
             | CallErrorKind::Unresponsive
@@ -303,11 +314,11 @@ fn describe(kind: &CallErrorKind, instance: Option<&Instance>, attempts: u32) ->
     match kind {
         CallErrorKind::NothingUsable { reason } => format!("no instance is usable: {reason}"),
         CallErrorKind::DeadlineExceeded if attempts == 0 => {
-            "deadline exceeded while waiting for a usable instance".to_owned()
+            "deadline exceeded before the call was sent".to_owned()
         }
         CallErrorKind::DeadlineExceeded => format!("deadline exceeded in attempt {attempts}{to}"),
         CallErrorKind::ConnectionLost => format!("connection{to} lost; the call may have run"),
-        CallErrorKind::StreamReset => format!("stream{to} reset by the server; the call may have run"),
+        CallErrorKind::StreamReset => format!("stream{to} was reset; the call may have run"),
         CallErrorKind::Unresponsive => format!("instance fell silent{to}; the call may have run"),
         CallErrorKind::AttemptTimedOut => {
             format!("attempt {attempts}{to} was not answered in its time; the call may have run")
@@ -315,6 +326,7 @@ fn describe(kind: &CallErrorKind, instance: Option<&Instance>, attempts: u32) ->
         CallErrorKind::Refused => format!("refused unprocessed in attempt {attempts}{to}"),
         CallErrorKind::NeverSent => format!("never sent in {attempts} attempts, the last{to}"),
         CallErrorKind::ResponseCut => format!("the response to a call{to} was cut in its middle"),
+        CallErrorKind::RequestFailed => "the request failed before it was sent to its end".to_owned(),
         CallErrorKind::NotAsChosen { choice, reason } => format!("{choice} is not usable: {reason}"),
         CallErrorKind::NoPrimary { reason } => format!("no instance is known to be the primary: {reason}"),
         CallErrorKind::TooMany { setting, limit } => {

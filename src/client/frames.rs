@@ -72,6 +72,11 @@ impl Frames {
         Self { kept, then: trailers.map_or(Then::End, Then::Trailers) }
     }
 
+    /// The next frame is one that is in memory.
+    pub(crate) fn has_kept(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
     #[inline]
     pub(crate) fn trailers(&self) -> Option<&HeaderMap> {
         match &self.then {

@@ -115,10 +115,13 @@ impl Latecomers {
     pub(crate) fn is_late(&self, key: usize, cx: &Context<'_>) -> bool {
         let mut list = self.list.lock();
         let waiting = &mut list.waiting[key];
-        if !waiting.late {
-            waiting.waker.clone_from(cx.waker());
-        }
-        waiting.late
+        let late = waiting.late;
+        let has_moved = !late && !waiting.waker.will_wake(cx.waker());
+        let gone = has_moved.then(|| std::mem::replace(&mut waiting.waker, cx.waker().clone()));
+        drop(list);
+        // As in `leave`.
+        drop(gone);
+        late
     }
 
     /// Gives a place up.
@@ -259,6 +262,31 @@ mod tests {
         drop(ticker);
         assert_eq!(waits.await.unwrap(), Duration::ZERO);
         assert!(poll_fn(|cx| Poll::Ready(list.enter(cx).is_none())).await);
+    }
+
+    /// An executor's waker may hold all of a task, with the calls in it.
+    #[tokio::test]
+    async fn a_waker_that_ends_calls_when_it_goes_may_be_exchanged_for_another() {
+        struct Task(Arc<Latecomers>, usize);
+
+        impl std::task::Wake for Task {
+            fn wake(self: Arc<Self>) {}
+        }
+
+        impl Drop for Task {
+            fn drop(&mut self) {
+                self.0.leave(self.1);
+            }
+        }
+
+        let list = Latecomers::new(&Handle::current());
+        let noop = Context::from_waker(Waker::noop());
+        let other = list.enter(&noop).unwrap();
+        let task = Waker::from(Arc::new(Task(list.clone(), other)));
+        let moved = list.enter(&Context::from_waker(&task)).unwrap();
+        drop(task);
+        assert!(!list.is_late(moved, &noop));
+        assert!(list.list.lock().waiting.get(other).is_none());
     }
 
     #[test]

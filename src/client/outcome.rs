@@ -10,6 +10,7 @@
 //! | `hyper::Error::is_canceled` | never sent | hyper makes it only for a request still in its queue |
 //! | remote GOAWAY in `h2::Error` | refused | h2 gives it only to streams above the peer's last stream id (RFC 9113, 6.8) |
 //! | remote RST_STREAM REFUSED_STREAM | refused | RFC 9113, 8.7: not processed |
+//! | a reset that is neither the peer's nor h2's own | may have run, and fails for its request's sake | hyper resets a stream whose request's body fails, and no other that is waited for |
 //! | anything else | may have run | - |
 //!
 //! After the headers nothing proves that the call has not run, not even a refusal.
@@ -41,11 +42,13 @@ pub(crate) struct Verdict {
     pub(crate) lost: Option<LossCause>,
     /// The transport's own time limit (the `grpc-timeout` header) ended it.
     pub(crate) timed_out: bool,
+    /// The request's own body failed, and the transport reset the stream for it.
+    pub(crate) own: bool,
 }
 
 impl Verdict {
     const fn new(proof: Proof, lost: Option<LossCause>) -> Self {
-        Self { proof, lost, timed_out: false }
+        Self { proof, lost, timed_out: false, own: false }
     }
 
     /// It has not run, because the connection takes no more calls.
@@ -68,7 +71,7 @@ pub(crate) fn judge(error: &(dyn Error + 'static)) -> Verdict {
             return Verdict::new(Proof::MayHaveRun, None);
         }
         if error.is::<tonic::TimeoutExpired>() {
-            return Verdict { proof: Proof::MayHaveRun, lost: None, timed_out: true };
+            return Verdict { timed_out: true, ..Verdict::new(Proof::MayHaveRun, None) };
         }
         if let Some(hyper) = error.downcast_ref::<hyper::Error>() {
             if hyper.is_canceled() {
@@ -92,7 +95,9 @@ fn judge_h2(error: &h2::Error) -> Verdict {
     }
     if error.is_reset() {
         let refused = error.is_remote() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
-        return Verdict::new(if refused { Proof::Refused } else { Proof::MayHaveRun }, None);
+        let verdict = Verdict::new(if refused { Proof::Refused } else { Proof::MayHaveRun }, None);
+        // Neither the peer's nor h2's: hyper's, which resets a stream whose request it cannot read to its end.
+        return Verdict { own: !error.is_remote() && !error.is_library(), ..verdict };
     }
     Verdict::new(Proof::MayHaveRun, Some(LossCause::Closed))
 }

@@ -15,7 +15,7 @@ use http_body::{Body as HttpBody, Frame};
 use parking_lot::Mutex;
 use tonic::{Status, body::Body};
 
-use super::{frames::Frames, together::polls_a_callers_own};
+use super::{frames::Frames, replay::poll_own, together::CallersOwn};
 
 /// The body between attempts. Clones are the same body.
 #[derive(Clone)]
@@ -25,6 +25,8 @@ struct Tape {
     /// What has not been asked for yet.
     rest: Frames,
     ended: bool,
+    /// What it came to by itself.
+    failed: Option<Status>,
     /// What has; `None` once that is more than may be kept.
     sent: Option<Vec<Bytes>>,
     /// In bytes.
@@ -42,6 +44,7 @@ struct Play {
     turn: u64,
     /// How much of what was sent it has sent again.
     place: usize,
+    own: CallersOwn,
 }
 
 // === impl Recording ===
@@ -52,6 +55,7 @@ impl Recording {
         Self(Arc::new(Mutex::new(Tape {
             rest,
             ended: false,
+            failed: None,
             sent: Some(Vec::new()),
             size: 0,
             limit,
@@ -67,7 +71,12 @@ impl Recording {
             tape.sent.is_some().then_some(tape.turn)?
         };
         // Asks it at once whether it has ended, which takes the lock.
-        Some(Body::new(Play { tape: self.0.clone(), turn, place: 0 }))
+        Some(Body::new(Play { tape: self.0.clone(), turn, place: 0, own: CallersOwn::default() }))
+    }
+
+    /// What it came to by itself.
+    pub(crate) fn own_error(&self) -> Option<Status> {
+        self.0.lock().failed.clone()
     }
 
     /// Takes it back. False where it cannot be sent again.
@@ -118,8 +127,10 @@ impl HttpBody for Play {
         if tape.ended {
             return Poll::Ready(None);
         }
-        polls_a_callers_own();
-        let polled = Pin::new(&mut tape.rest).poll_frame(cx);
+        if !tape.rest.has_kept() && this.own.poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        let polled = poll_own(&mut tape.rest, cx);
         match &polled {
             Poll::Pending => tape.waker = Some(cx.waker().clone()),
             Poll::Ready(None) => tape.ended = true,
@@ -131,7 +142,9 @@ impl HttpBody for Play {
                 // gRPC requests have no trailers; what has is not sent again.
                 None => tape.sent = None,
             },
-            Poll::Ready(Some(Err(_))) => tape.sent = None,
+            Poll::Ready(Some(Err(status))) => {
+                (tape.sent, tape.failed) = (None, Some(status.clone()));
+            }
         }
         polled
     }

@@ -10,21 +10,21 @@
 //! polled, so even a client stream moves to another connection whole.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame};
-use http_body_util::StreamBody;
 use parking_lot::Mutex;
 use tonic::{Status, body::Body};
 
 use super::{
     frames::{Frames, Kept},
     recording::Recording,
-    together::polls_a_callers_own,
+    together::CallersOwn,
 };
 
 /// A request's body between attempts.
@@ -34,24 +34,43 @@ pub(crate) enum ReplayBody {
     /// All of it, after the frame itself has left with the first attempt.
     Small(Small),
     /// What was ready, and the rest; gone once an attempt has polled it.
-    Leased(Arc<Mutex<Option<Frames>>>),
+    Leased(Arc<Mutex<Place>>),
     /// The same, kept while it is sent.
     Recorded(Recording),
 }
 
+/// Where a leased body is.
+pub(crate) enum Place {
+    Here(Frames),
+    Taken,
+    /// It has been taken, and came to an error of its own.
+    Failed(Status),
+}
+
+/// How the request of a call that is being answered fails, should it.
+pub(crate) struct OwnError(Arc<Mutex<Place>>);
+
 impl ReplayBody {
     /// Takes what is ready, without waiting, up to `limit` bytes. What is not there at once is
     /// kept while it is sent, if it is to be recorded.
+    ///
+    /// # Errors
+    /// The body's own: a message is too large for the client that encodes it, or the caller has cancelled.
     #[inline]
-    pub(crate) fn capture(mut body: Body, limit: usize, record: bool, cx: &mut Context<'_>) -> Self {
+    pub(crate) fn capture(
+        mut body: Body,
+        limit: usize,
+        record: bool,
+        cx: &mut Context<'_>,
+    ) -> Result<Self, Status> {
         let mut ready = Kept::default();
         let mut size = 0;
         loop {
             if body.is_end_stream() {
-                return Self::Whole(ready);
+                return Ok(Self::Whole(ready));
             }
             match Pin::new(&mut body).poll_frame(cx) {
-                Poll::Ready(None) => return Self::Whole(ready),
+                Poll::Ready(None) => return Ok(Self::Whole(ready)),
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => {
                         size += data.len();
@@ -63,15 +82,11 @@ impl ReplayBody {
                     // gRPC requests have no trailers; what has is not replayed.
                     Err(_) => break,
                 },
-                Poll::Ready(Some(Err(status))) => {
-                    // The caller's own stream failed: hand the error on as the body's.
-                    body = Body::new(StreamBody::new(tokio_stream::once(Err(status))));
-                    break;
-                }
+                Poll::Ready(Some(Err(status))) => return Err(status),
                 Poll::Pending => break,
             }
         }
-        Self::partly(ready, body, limit, record)
+        Ok(Self::partly(ready, body, limit, record))
     }
 
     #[inline(never)]
@@ -80,7 +95,7 @@ impl ReplayBody {
         if record {
             return Self::Recorded(Recording::new(frames, limit));
         }
-        Self::Leased(Arc::new(Mutex::new(Some(frames))))
+        Self::Leased(Arc::new(Mutex::new(Place::Here(frames))))
     }
 
     /// Whether all of it is kept: then several attempts may be made at once.
@@ -103,8 +118,8 @@ impl ReplayBody {
         match self {
             Self::Whole(frames) => Some(Body::new(frames.clone())),
             Self::Small(small) => Some(Body::new(small.frame())),
-            Self::Leased(rest) if rest.lock().is_some() => {
-                Some(Body::new(Lease { rest: rest.clone(), taken: None }))
+            Self::Leased(place) if matches!(*place.lock(), Place::Here(_)) => {
+                Some(Body::new(Lease { place: place.clone(), taken: None, own: CallersOwn::default() }))
             }
             Self::Leased(_) => None,
             Self::Recorded(recording) => recording.attempt(),
@@ -120,11 +135,50 @@ impl ReplayBody {
             Self::Recorded(recording) => return recording.reclaim(),
             Self::Leased(place) => place,
         };
-        let rest = place.lock().take();
-        let is_whole = rest.is_some();
+        let rest = std::mem::replace(&mut *place.lock(), Place::Taken);
+        let is_whole = matches!(rest, Place::Here(_));
         *place = Arc::new(Mutex::new(rest));
         is_whole
     }
+
+    /// What the body itself came to while it was sent.
+    pub(crate) fn own_error(&self) -> Option<Status> {
+        match self {
+            Self::Whole(_) | Self::Small(_) => None,
+            Self::Leased(place) => failed(place),
+            Self::Recorded(recording) => recording.own_error(),
+        }
+    }
+
+    /// For a response that comes while the request is still being sent.
+    #[inline]
+    pub(crate) fn goes_on(self) -> Option<OwnError> {
+        // What is recorded is not kept for as long as the response lasts.
+        if let Self::Leased(place) = self { Some(OwnError(place)) } else { None }
+    }
+}
+
+impl OwnError {
+    pub(crate) fn get(&self) -> Option<Status> {
+        failed(&self.0)
+    }
+}
+
+fn failed(place: &Mutex<Place>) -> Option<Status> {
+    match &*place.lock() {
+        Place::Failed(status) => Some(status.clone()),
+        Place::Here(_) | Place::Taken => None,
+    }
+}
+
+/// Polls a caller's own stream. One that panics has failed: the call is over, and needs not wait for its
+/// deadline.
+pub(crate) fn poll_own(
+    frames: &mut Frames,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(frames).poll_frame(cx)));
+    polled.unwrap_or_else(|_| Poll::Ready(Some(Err(Status::internal("the request's stream panicked")))))
 }
 
 /// A copy of a frame of few bytes: cheaper to make than to share the frame itself, which takes an allocation.
@@ -153,8 +207,9 @@ impl Small {
 
 /// Takes the body out of the shared place at its first poll.
 struct Lease {
-    rest: Arc<Mutex<Option<Frames>>>,
+    place: Arc<Mutex<Place>>,
     taken: Option<Frames>,
+    own: CallersOwn,
 }
 
 impl HttpBody for Lease {
@@ -165,17 +220,28 @@ impl HttpBody for Lease {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if self.taken.is_none() {
-            let rest = self.rest.lock().take();
-            self.taken = rest;
+        let Self { place, taken, own } = &mut *self;
+        if taken.is_none() {
+            let mut place = place.lock();
+            match std::mem::replace(&mut *place, Place::Taken) {
+                Place::Here(rest) => *taken = Some(rest),
+                failed => *place = failed,
+            }
         }
-        let Some(rest) = &mut self.taken else {
+        let Some(rest) = taken else {
             return Poll::Ready(Some(Err(Status::internal(
                 "the request's body was taken by another attempt",
             ))));
         };
-        polls_a_callers_own();
-        Pin::new(rest).poll_frame(cx)
+        if rest.has_kept() {
+            return Pin::new(rest).poll_frame(cx);
+        }
+        ready!(own.poll(cx));
+        let polled = poll_own(rest, cx);
+        if let Poll::Ready(Some(Err(status))) = &polled {
+            *place.lock() = Place::Failed(status.clone());
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
@@ -186,13 +252,13 @@ impl HttpBody for Lease {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
-    use http_body_util::BodyExt;
+    use http_body_util::{BodyExt, StreamBody};
     use tokio_stream::StreamExt;
 
     use super::*;
 
     fn capture(body: Body, limit: usize) -> ReplayBody {
-        ReplayBody::capture(body, limit, false, &mut Context::from_waker(std::task::Waker::noop()))
+        ReplayBody::capture(body, limit, false, &mut Context::from_waker(std::task::Waker::noop())).unwrap()
     }
 
     fn stream(frames: &[&'static str]) -> Body {
@@ -208,7 +274,10 @@ mod tests {
     }
 
     fn text(body: Body) -> String {
-        let all = body.collect().now_or_never().expect("ready").expect("no error").to_bytes();
+        // A caller's own stream is not polled at once.
+        let mut all = Box::pin(body.collect());
+        let collected = (&mut all).now_or_never().or_else(|| all.now_or_never());
+        let all = collected.expect("ready").expect("no error").to_bytes();
         String::from_utf8(all.to_vec()).unwrap()
     }
 
@@ -286,10 +355,37 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_callers_own_stream_reaches_the_transport() {
-        let bad = vec![Err::<Frame<Bytes>, _>(Status::data_loss("mine"))];
-        let body = capture(Body::new(StreamBody::new(tokio_stream::iter(bad))), 1024);
-        let error = body.attempt().unwrap().collect().now_or_never().expect("ready").unwrap_err();
+    fn an_error_of_the_callers_own_stream_ends_the_call_before_it_is_sent() {
+        let bad = vec![Ok(Frame::data(Bytes::from_static(b"good"))), Err(Status::data_loss("mine"))];
+        let bad = Body::new(StreamBody::new(tokio_stream::iter(bad)));
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        let error = ReplayBody::capture(bad, 1024, false, cx).err().expect("its own");
         assert_eq!(error.message(), "mine");
+    }
+
+    #[test]
+    fn one_that_comes_later_and_a_panic_reach_the_transport_and_the_call() {
+        for panics in [false, true] {
+            let mut polls = 0;
+            let later = futures_util::stream::poll_fn(move |_| {
+                polls += 1;
+                match polls {
+                    1 => Poll::Pending,
+                    _ if panics => panic!("as it should"),
+                    _ => Poll::Ready(Some(Err::<Frame<Bytes>, _>(Status::data_loss("mine")))),
+                }
+            });
+            let body = capture(Body::new(StreamBody::new(later)), 1024);
+            let mut attempt = body.attempt().unwrap();
+            assert!(
+                attempt.frame().now_or_never().is_none(),
+                "not where all requests of a connection are sent"
+            );
+            assert!(body.own_error().is_none());
+            let error = attempt.frame().now_or_never().expect("ready").expect("a frame").unwrap_err();
+            assert_eq!(error.message(), if panics { "the request's stream panicked" } else { "mine" });
+            assert_eq!(body.own_error().map(|it| it.code()), Some(error.code()));
+            assert_eq!(body.goes_on().and_then(|it| it.get()).map(|it| it.code()), Some(error.code()));
+        }
     }
 }

@@ -27,6 +27,7 @@ use super::{
     headers::{Said, said},
     mechanisms::CallMechanism,
     outcome,
+    replay::OwnError,
 };
 use crate::NotPrimary;
 
@@ -43,6 +44,8 @@ pub(crate) struct WatchedBody {
     live: Option<Live>,
     attempts: u32,
     deadline: Option<Instant>,
+    /// Where the request may still be under way.
+    request: Option<OwnError>,
     /// The headers told the status: no trailers need follow.
     has_status: bool,
     // Timer and cancellation are made at the first wait: most bodies are there at once.
@@ -84,9 +87,10 @@ impl WatchedBody {
         endpoint: Chosen,
         attempts: u32,
         deadline: Option<Instant>,
+        request: Option<OwnError>,
     ) -> Self {
         let live = Some(Live { context, endpoint });
-        Self { inner, live, attempts, deadline, has_status, wait: None }
+        Self { inner, live, attempts, deadline, request, has_status, wait: None }
     }
 
     /// The response has ended.
@@ -132,7 +136,12 @@ impl WatchedBody {
         cause: Option<Cause>,
     ) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
         let Some(Live { context, endpoint }) = self.end() else { return Poll::Ready(None) };
-        let mut error = CallError::new(kind, Some(endpoint.instance().clone()), self.attempts);
+        let instance = Some(endpoint.instance().clone());
+        let own = self.request.take().filter(|_| kind == CallErrorKind::RequestFailed);
+        let mut error = match own.and_then(|request| request.get()) {
+            Some(status) => CallError::of_request(status, instance, self.attempts),
+            None => CallError::new(kind, instance, self.attempts),
+        };
         if let Some(cause) = cause {
             error = error.caused_by(cause);
         }
@@ -218,10 +227,13 @@ impl HttpBody for WatchedBody {
             }
             Poll::Ready(Some(Err(status))) => {
                 // Part of the response may have reached the caller: reported, never resent.
-                if let Some(cause) = outcome::judge(&status).lost {
+                let verdict = outcome::judge(&status);
+                if let Some(cause) = verdict.lost {
                     live.endpoint.link().lose(cause);
                 }
-                this.fail(CallErrorKind::ResponseCut, Some(Arc::new(status)))
+                let own = verdict.own;
+                let kind = if own { CallErrorKind::RequestFailed } else { CallErrorKind::ResponseCut };
+                this.fail(kind, Some(Arc::new(status)))
             }
             Poll::Ready(None) if !this.has_status && !live.context.lacks(CallMechanism::Ending) => {
                 // hyper takes a stream that was reset with NO_ERROR or CANCEL for one that ended well.

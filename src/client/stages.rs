@@ -68,7 +68,7 @@ pub async fn stages() -> Vec<(&'static str, f64)> {
     let admission = Admission::new(&options.traffic);
     all.push(("a place among the calls", least(|| admission.begin().map(|()| admission.end()).is_ok())));
     all.push(("pick", least(|| picker.pick(&binding.borrow(), &[]))));
-    let whole = ReplayBody::capture(request().into_body(), 65536, false, cx);
+    let whole = ReplayBody::capture(request().into_body(), 65536, false, cx).expect("a body without errors");
     all.push(("body of an attempt", least(|| whole.attempt())));
     all.push(("head of an attempt", least(|| Head::of(&head))));
     all.push(("timer, begun and dropped", least(|| sleep(Duration::from_millis(50)).now_or_never())));

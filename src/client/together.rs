@@ -42,10 +42,11 @@ thread_local! {
     static CALLERS_OWN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// To be said by whatever polls a caller's own stream for the transport.
-#[inline]
-pub(crate) fn polls_a_callers_own() {
-    CALLERS_OWN.set(true);
+/// A caller's own stream, as the transport polls it. It is not polled before it has a task of its own: what
+/// polls a body first is the very task that sends all requests of the connection.
+#[derive(Default)]
+pub(crate) struct CallersOwn {
+    asked: bool,
 }
 
 /// Runs what it is given in one task of the runtime, which ends when all of that has ended.
@@ -96,6 +97,21 @@ struct Apart(BoxFuture<()>);
 
 /// Whatever follows on this thread is something else.
 struct Forget;
+
+// === impl CallersOwn ===
+
+impl CallersOwn {
+    /// Whether it may be polled now. To be asked each time.
+    #[inline]
+    pub(crate) fn poll(&mut self, cx: &Context<'_>) -> Poll<()> {
+        CALLERS_OWN.set(true);
+        if mem::replace(&mut self.asked, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
 
 // === impl Together ===
 
@@ -308,9 +324,9 @@ mod tests {
         let (inner, said) = (together.clone(), Arc::new(AtomicUsize::new(0)));
         let at_its_turn = said.clone();
         together.execute(Box::pin(async move {
-            polls_a_callers_own();
+            CALLERS_OWN.set(true);
             inner.execute(Box::pin(async move {
-                polls_a_callers_own();
+                CALLERS_OWN.set(true);
                 yield_now().await;
                 let _ = gone.await;
             }));
@@ -328,7 +344,7 @@ mod tests {
         }
         let (go, gone) = oneshot::channel::<()>();
         together.execute(Box::pin(async move {
-            polls_a_callers_own();
+            CALLERS_OWN.set(true);
             let _ = gone.await;
         }));
         while alive() < 2 {

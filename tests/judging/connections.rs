@@ -174,7 +174,8 @@ async fn a_connection_that_ends_before_the_headers_proves_nothing() {
         };
         let sent = send(bare(server.port).await, request(server.port, INCREMENT));
         let (result, ()) = tokio::join!(sent, end);
-        let expected = Verdict { proof: Proof::MayHaveRun, lost: Some(LossCause::Closed), timed_out: false };
+        let expected =
+            Verdict { proof: Proof::MayHaveRun, lost: Some(LossCause::Closed), timed_out: false, own: false };
         assert_eq!(verdict(what, result.unwrap_err()), expected, "{what}");
 
         let server = Scripted::start(hangs_at_first).await;

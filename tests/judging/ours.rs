@@ -28,7 +28,7 @@ async fn a_call_at_its_deadline_may_have_run_once_it_was_sent() {
     let mut timed = request(server.port, INCREMENT);
     timed.headers_mut().insert("grpc-timeout", "300m".parse().unwrap());
     let error = send(bare(server.port).await, timed).await.unwrap_err();
-    let expected = Verdict { proof: Proof::MayHaveRun, lost: None, timed_out: true };
+    let expected = Verdict { proof: Proof::MayHaveRun, lost: None, timed_out: true, own: false };
     assert_eq!(verdict("grpc-timeout", error), expected);
 
     for path in [INCREMENT, GET] {

@@ -29,7 +29,7 @@ const OTHERS: [Reason; 12] = [
 async fn a_refused_stream_was_not_processed_and_is_resent_once() {
     let server = Scripted::start(|_| Act::Reset(Reason::REFUSED_STREAM)).await;
     let error = send(bare(server.port).await, request(server.port, INCREMENT)).await.unwrap_err();
-    let expected = Verdict { proof: Proof::Refused, lost: None, timed_out: false };
+    let expected = Verdict { proof: Proof::Refused, lost: None, timed_out: false, own: false };
     assert_eq!(verdict("REFUSED_STREAM", error), expected);
 
     let once = |ask: &Ask| match ask.number {
@@ -57,7 +57,7 @@ async fn a_stream_reset_for_any_other_reason_may_have_run() {
         };
         let server = Scripted::start(once).await;
         let error = send(bare(server.port).await, request(server.port, INCREMENT)).await.unwrap_err();
-        let expected = Verdict { proof: Proof::MayHaveRun, lost: None, timed_out: false };
+        let expected = Verdict { proof: Proof::MayHaveRun, lost: None, timed_out: false, own: false };
         assert_eq!(verdict(&what, error), expected, "{what}");
 
         let server = Scripted::start(once).await;

@@ -43,6 +43,30 @@ fn grpc_timeout(ask: &Ask) -> Option<Duration> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_whose_deadline_has_passed_when_it_is_made_is_never_sent() {
+    let server = Scripted::good().await;
+    let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    for _ in 0..20 {
+        for safe in [true, false] {
+            let nothing = Duration::ZERO;
+            let answer = if safe {
+                get(stage.channel(), nothing).await
+            } else {
+                increment(stage.channel(), nothing).await
+            };
+            let status = answer.unwrap_err();
+            assert_eq!(kind(&status), CallErrorKind::DeadlineExceeded);
+            let error = CallError::of(&status).unwrap();
+            assert_eq!((error.attempts(), error.may_have_run()), (0, false));
+            assert_eq!(status.message(), "deadline exceeded before the call was sent");
+        }
+    }
+    get(stage.channel(), DEADLINE).await.unwrap();
+    assert_eq!(server.asks().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_is_not_answered_ends_at_its_deadline() {
     let server = Scripted::start(|_| Act::Hang).await;
     let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };

@@ -180,6 +180,117 @@ async fn a_stream_that_panics_ends_no_other_call() {
     assert_eq!(server.connections(), 1);
 }
 
+/// What polls a request's body first is the task that sends all requests of the connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_stream_is_not_polled_where_the_connections_other_requests_are_sent() {
+    let server = Scripted::good().await;
+    let Some(stage) = Stage::set(&[("a", server.port)]).await else { return };
+    let stage = stage.ready(1).await;
+    for panics in [false, true] {
+        let (begins, begun) = oneshot::channel();
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        let (mut polls, mut begins) = (0, Some(begins));
+        // Not there when the call is made, and there at once when it is sent.
+        let messages = futures_util::stream::poll_fn(move |cx| {
+            polls += 1;
+            match begins.take() {
+                Some(begins) if polls > 1 => begins.send(()).unwrap(),
+                kept => begins = kept,
+            }
+            if polls == 1 {
+                cx.waker().wake_by_ref();
+                return std::task::Poll::Pending;
+            }
+            let _ = gone.recv_timeout(SOON);
+            assert!(!panics, "as it should");
+            std::task::Poll::Ready(None)
+        });
+        let uploading = tokio::spawn(upload(stage.channel(), Request::new(messages)));
+        begun.await.unwrap();
+        for _ in 0..10 {
+            assert_eq!(served(&increment(stage.channel(), DEADLINE).await.unwrap()).1, 1);
+        }
+        go.send(()).unwrap();
+        match uploading.await.unwrap() {
+            Ok(_) => assert!(!panics),
+            Err(status) => {
+                assert!(panics, "{status:?}");
+                assert_eq!(status.code(), Code::Internal);
+                assert_eq!(status.message(), "the request's stream panicked");
+            }
+        }
+        increment(stage.channel(), DEADLINE).await.unwrap();
+    }
+    assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_fails_by_itself_is_told_as_it_is_and_blames_no_instance() {
+    let server = Scripted::start(|ask| match ask.path.as_str() {
+        "/uploads.v1.Uploads/Answers" => Act::Begin(1, End::Hang),
+        _ => Act::Hang,
+    })
+    .await;
+    let (a, b) = (server.port, Scripted::good().await);
+    let Some(stage) = Stage::with(options().failures_to_eject(1), &[("a", a), ("b", b.port)]).await else {
+        return;
+    };
+    let stage = stage.ready(2).await;
+    let codec = ProstCodec::<IncrementRequest, CounterReply>::default;
+    let told = |status: Status, code: Code, ran: bool| {
+        assert_eq!(status.code(), code, "{status:?}");
+        let error = tonic_failover::client::CallError::of(&status).expect("typed");
+        assert_eq!((error.kind(), error.may_have_run()), (&CallErrorKind::RequestFailed, ran));
+    };
+    let to_a = |request: &mut tonic::Extensions| {
+        let id = tonic_failover::InstanceId::new("127.0.0.1", a);
+        request.insert(tonic_failover::client::CallOptions::new().instance(id));
+    };
+    for _ in 0..3 {
+        // All of it is there, and too large.
+        let mut client = CounterClient::new(stage.channel()).max_encoding_message_size(1000);
+        told(client.increment(message(2000)).await.unwrap_err(), Code::OutOfRange, false);
+        let request_id = message(2000).request_id;
+        told(client.get(GetRequest { request_id }).await.unwrap_err(), Code::OutOfRange, false);
+        for path in ["/uploads.v1.Uploads/Collect", "/uploads.v1.Uploads/Answers"] {
+            let path = PathAndQuery::from_static(path);
+            // One message of many.
+            let sizes = tokio_stream::iter([100, 2000]).then(async |size| {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                message(size)
+            });
+            let mut client = tonic::client::Grpc::new(stage.channel()).max_encoding_message_size(1000);
+            client.ready().await.unwrap();
+            let mut request = Request::new(sizes);
+            to_a(request.extensions_mut());
+            let answer = async {
+                client.streaming(request, path.clone(), codec()).await?.into_inner().trailers().await
+            };
+            told(answer.await.unwrap_err(), Code::OutOfRange, true);
+            // Cancelled when the server has it.
+            let before = server.asks().len();
+            let mut request = Request::new(tokio_stream::pending());
+            to_a(request.extensions_mut());
+            let handle = request.cancellation_handle();
+            let mut client = tonic::client::Grpc::new(stage.channel());
+            client.ready().await.unwrap();
+            let answer =
+                async { client.streaming(request, path, codec()).await?.into_inner().trailers().await };
+            let cancels = async {
+                wait_for("it has come", || server.asks().len() > before).await;
+                handle.cancel();
+            };
+            let (answer, ()) = tokio::join!(answer, cancels);
+            told(answer.unwrap_err(), Code::Cancelled, true);
+        }
+    }
+    assert!(server.asks().iter().all(|ask| ask.path.starts_with("/uploads")), "the others were never sent");
+    assert!(b.asks().is_empty());
+    let there = &stage.client.status().datacenters[0];
+    assert_eq!((there.ready, there.ejected), (2, 0), "nobody is to blame");
+    assert_eq!((server.connections(), b.connections()), (1, 1));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_beyond_the_replay_limit_is_sent_whole_and_once() {
     const SIZE: usize = 1024 * 1024;

@@ -322,19 +322,21 @@ impl CallContext {
         let Failure { verdict, cut, error } = failure;
         match verdict.lost {
             Some(cause) => endpoint.link().lose(cause),
-            None if verdict.timed_out => {}
+            // Nor is the instance to blame for a request that failed by itself.
+            None if verdict.timed_out || verdict.own => {}
             None => endpoint.link().failed(self.failures_to_eject()),
         }
         let unproven = verdict.proof == Proof::MayHaveRun && self.lacks(CallMechanism::Proof);
         let proof = if unproven { Proof::NeverSent } else { verdict.proof };
         let setback = match proof {
-            _ if verdict.timed_out => None,
+            _ if verdict.timed_out || verdict.own => None,
             Proof::NeverSent => Some(Setback::NeverSent),
             Proof::Refused => Some(Setback::Refused),
             Proof::MayHaveRun => Some(Setback::Lost),
         };
         let kind = match proof {
             _ if verdict.timed_out => CallErrorKind::DeadlineExceeded,
+            _ if verdict.own => CallErrorKind::RequestFailed,
             _ if cut => CallErrorKind::ResponseCut,
             Proof::NeverSent => CallErrorKind::NeverSent,
             Proof::Refused => CallErrorKind::Refused,

@@ -140,8 +140,7 @@ impl First {
     #[inline]
     fn hand_over(self: Box<Self>, answer: Answer) -> Response<Body> {
         let Self { call, endpoint, .. } = *self;
-        let Call { context, extensions, deadline, .. } = call;
-        Answered { answer, endpoint, attempts: 1 }.hand_over(context, deadline, extensions)
+        Answered { answer, endpoint, attempts: 1 }.hand_over(call)
     }
 
     /// What is left to be done for the call.

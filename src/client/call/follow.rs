@@ -49,12 +49,12 @@ pub(super) async fn run(
         let (endpoint, turn) = found.map_err(|error| context.give_up(error.after(&search.tries)))?;
         let deadline = request.deadline.at();
         let tries = &mut search.tries;
-        if tries.made > 0 && Instant::now() >= deadline {
+        request.waited |= search.waited;
+        if (tries.made > 0 || request.waited) && Instant::now() >= deadline {
             let error = CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made).after(tries);
             return Err(context.give_up(error));
         }
         tries.made += 1;
-        request.waited |= search.waited;
         let attempt_body = body.attempt().expect("a body that is gone is not resent");
         let bounds = serial::bounds(context, body, &request, tries);
         let given_up = serial::given_up(context, &endpoint);

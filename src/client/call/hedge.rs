@@ -40,9 +40,14 @@ pub(super) async fn run(
                 return Err(hedges.give_up(error));
             }
             if let Some(next) = waiting {
-                match context.pick(&hedges.tries, &deadline, &mut patience).await {
-                    Ok(endpoint) => hedges.send(next, endpoint, Instant::now()),
+                let endpoint = match context.pick(&hedges.tries, &deadline, &mut patience).await {
+                    Ok(endpoint) => endpoint,
                     Err(error) => return Err(hedges.give_up(error)),
+                };
+                let now = Instant::now();
+                // Else it has passed in the wait: seen when this goes round.
+                if now < deadline.at() {
+                    hedges.send(next, endpoint, now);
                 }
             } else {
                 sleep_until(due.min(deadline.at())).await;

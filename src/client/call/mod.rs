@@ -173,10 +173,23 @@ pub(crate) fn start(line: &Arc<Line>, request: Request<Body>) -> CallFuture {
     if context.lacks(CallMechanism::Deadline) {
         deadline = Deadline::none(since);
     }
+    // Nor is such a call's body polled.
+    if deadline.at() <= since {
+        return CallFuture::refused(context.give_up(CallError::new(
+            CallErrorKind::DeadlineExceeded,
+            None,
+            0,
+        )));
+    }
     let record = context.lookout().is_some();
     let limit = shared.options.request_limit(record);
     // Whoever takes what is not there yet polls it again.
-    let body = ReplayBody::capture(body, limit, record, &mut Context::from_waker(Waker::noop()));
+    let body = match ReplayBody::capture(body, limit, record, &mut Context::from_waker(Waker::noop())) {
+        Ok(body) => body,
+        Err(status) => {
+            return CallFuture::refused(context.give_up(CallError::of_request(status, None, 0)));
+        }
+    };
     let call = Call { context, head, body, extensions, since, deadline, untold };
     CallFuture::of(call, parts, Stay::on(line))
 }
@@ -197,8 +210,7 @@ async fn go_on(
     };
     // Whoever keeps the future alone has got his answer.
     drop(stay);
-    let Call { context, extensions, deadline, .. } = *call;
-    Ok(answered.hand_over(context, deadline, extensions))
+    Ok(answered.hand_over(*call))
 }
 
 // === impl Line ===
@@ -247,14 +259,16 @@ impl Answered {
     /// The caller's response. Its extensions are put into `map`, which nobody needs
     /// any more: two allocations less.
     #[inline]
-    fn hand_over(self, context: CallContext, deadline: Deadline, mut map: Extensions) -> Response<Body> {
+    fn hand_over(self, call: Call) -> Response<Body> {
+        let Call { context, body: request, extensions: mut map, deadline, .. } = call;
         let until = deadline.of_body(context.has_unary_response());
         let Self { answer, endpoint, attempts } = self;
         let served = Served { instance: endpoint.instance().clone(), attempts };
         let mut response = match answer {
             Answer::Whole { response, .. } => response.map(Body::new),
             Answer::Begun { response, has_status } => response.map(|body| {
-                Body::new(WatchedBody::new(body, has_status, context, endpoint, attempts, until))
+                let request = request.goes_on();
+                Body::new(WatchedBody::new(body, has_status, context, endpoint, attempts, until, request))
             }),
         };
         if response.extensions().is_empty() {

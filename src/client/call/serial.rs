@@ -61,12 +61,12 @@ pub(super) async fn run(
                 Ok(endpoint) => endpoint,
                 Err(error) => return Err(context.give_up(error)),
             };
-            if tries.made > 0 && Instant::now() >= deadline.at() {
+            request.waited |= patience < patience_at_first;
+            if (tries.made > 0 || request.waited) && Instant::now() >= deadline.at() {
                 let error = CallError::new(CallErrorKind::DeadlineExceeded, None, tries.made).after(&tries);
                 return Err(context.give_up(error));
             }
             tries.made += 1;
-            request.waited |= patience < patience_at_first;
             let attempt_body = body.attempt().expect("a body that is gone is not resent");
             let bounds = bounds(context, body, &request, &tries);
             let given_up = given_up(context, &endpoint);
@@ -127,7 +127,12 @@ pub(super) fn judge_unanswered(
     body: &mut ReplayBody,
     tries: &mut Tries,
 ) -> Result<Duration, CallError> {
-    let (setback, error) = context.judge_unanswered(ended, endpoint, tries.made, tries);
+    let timed = matches!(ended, Ended::DeadlinePassed | Ended::TimedOut);
+    let (mut setback, mut error) = context.judge_unanswered(ended, endpoint, tries.made, tries);
+    if let Some(status) = body.own_error().filter(|_| !timed) {
+        let instance = error.instance().cloned();
+        (setback, error) = (None, CallError::of_request(status, instance, tries.made).after(tries));
+    }
     let wait = setback.and_then(|setback| again(context, setback, body, tries));
     context.failed_by(&error, wait.is_some());
     wait.ok_or(error)
