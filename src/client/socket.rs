@@ -18,6 +18,9 @@ use super::{endpoint::Link, report::LossCause, together::Together};
 /// before it flushes less (`minBatchSize` in internal/transport/controlbuf.go).
 const SMALL: usize = 1000;
 
+/// What is as large leaves at once. The size of h2's own buffer of frames.
+const FULL: usize = 16 * 1024;
+
 /// Where fewer calls are under way, there is nobody to wait for. Our choice.
 const FEW: usize = 4;
 
@@ -42,15 +45,20 @@ const BUSY_AT_MOST: Duration = Duration::from_secs(60);
 /// calls never ran. So a write to a closed peer counts as done, for it makes no
 /// difference, and the reads, which end soon, decide what became of the calls.
 ///
-/// A write costs a client more than the rest of a small call. Where many are under way, their
-/// next requests come a moment apart, as their answers do, so that a small write is put off
+/// A write costs a client more than the rest of a small call. h2 tells whoever sends a request's message that it
+/// may come only when it has the headers ready to be written, and would write these by themselves: so a write
+/// waits until the connection's other tasks have done what they can, which takes no turn of the
+/// runtime. Where many calls are under way, their
+/// next requests come a moment apart, as their answers do, so that a small write is then put off
 /// until the runtime has looked at its sockets once more: no time passes but that of those who have
 /// something to do. Where they have much to do, writes are not put off.
 pub(crate) struct WatchedIo<I> {
     io: I,
     link: Arc<Link>,
     calls: Together,
-    /// Since when a write is put off.
+    /// A write waits until the connection's tasks have done what they can.
+    joins: bool,
+    /// Since when a write is put off for a turn of the runtime.
     put_off: Option<Instant>,
     /// Until when none is.
     busy: Option<Instant>,
@@ -61,11 +69,20 @@ pub(crate) struct WatchedIo<I> {
 impl<I> WatchedIo<I> {
     /// `calls` runs those of this connection.
     pub(crate) fn new(io: I, link: Arc<Link>, calls: Together) -> Self {
-        Self { io, link, calls, put_off: None, busy: None, deaf: false }
+        Self { io, link, calls, joins: false, put_off: None, busy: None, deaf: false }
     }
 
-    /// Whether a write of `len` bytes is put off. Never twice.
+    /// Whether a write of `len` bytes is put off: until the connection's tasks are done, and then perhaps
+    /// for one turn of the runtime.
     fn waits(&mut self, len: usize, cx: &mut Context<'_>) -> bool {
+        if self.joins {
+            // Mostly because a message has followed its headers.
+            self.joins = false;
+            self.calls.forget_last();
+        } else if self.put_off.is_none() && len < FULL && self.calls.wake_last(cx.waker()) {
+            self.joins = true;
+            return true;
+        }
         if let Some(since) = self.put_off.take() {
             let now = Instant::now();
             let waited = now - since;
@@ -184,11 +201,11 @@ mod tests {
     /// Reports nobody listens to, a socket that takes everything, and so many calls that never end.
     async fn watched(calls: usize) -> WatchedIo<TokioIo<tokio::io::Sink>> {
         let together = Together::default();
-        for _ in 1..calls + OWN {
+        for _ in 0..calls + OWN {
             together.execute(Box::pin(std::future::pending()));
         }
         yield_now().await;
-        // One more, for the task counts when it begins.
+        // The task counts when it begins.
         together.execute(Box::pin(std::future::ready(())));
         yield_now().await;
         WatchedIo::new(TokioIo::new(tokio::io::sink()), Link::new(1, mpsc::unbounded_channel().0), together)
@@ -210,13 +227,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_small_write_of_many_calls_waits_once_and_no_other_does() {
+    async fn a_write_waits_for_the_connections_tasks_and_a_small_one_of_many_calls_once_more() {
         for vectored in [false, true] {
             let mut many = watched(FEW).await;
-            assert_eq!(waits(&mut many, SMALL - 1, vectored).await, 1);
-            assert_eq!(waits(&mut many, SMALL, vectored).await, 0);
-            assert_eq!(waits(&mut many, 1, vectored).await, 1, "each small one");
-            assert_eq!(waits(&mut watched(FEW - 1).await, 1, vectored).await, 0);
+            assert_eq!(waits(&mut many, SMALL - 1, vectored).await, 2);
+            assert_eq!(waits(&mut many, SMALL, vectored).await, 1);
+            assert_eq!(waits(&mut many, FULL, vectored).await, 0);
+            assert_eq!(waits(&mut many, 1, vectored).await, 2, "each small one");
+            assert_eq!(waits(&mut watched(FEW - 1).await, 1, vectored).await, 1);
+            let link = Link::new(1, mpsc::unbounded_channel().0);
+            let mut alone = WatchedIo::new(TokioIo::new(tokio::io::sink()), link, Together::default());
+            assert_eq!(waits(&mut alone, 1, vectored).await, 0, "nothing runs");
         }
     }
 
@@ -230,19 +251,19 @@ mod tests {
             (10 * BUSY_FOR, BUSY_AT_MOST),
         ] {
             let mut io = watched(FEW).await;
-            let mut put_off = false;
+            // For the connection's tasks, and then for a turn.
             poll_fn(|cx| {
-                put_off = Pin::new(&mut io).poll_write(cx, b"small").is_pending();
+                assert!(Pin::new(&mut io).poll_write(cx, b"small").is_pending());
+                assert!(Pin::new(&mut io).poll_write(cx, b"small").is_pending());
                 Poll::Ready(())
             })
             .await;
-            assert!(put_off);
             advance(waited).await;
             assert_eq!(waits(&mut io, 1, false).await, 0, "the one that was put off");
             advance(not_for - LONG).await;
-            assert_eq!(waits(&mut io, 1, false).await, 0);
-            advance(LONG).await;
             assert_eq!(waits(&mut io, 1, false).await, 1);
+            advance(LONG).await;
+            assert_eq!(waits(&mut io, 1, false).await, 2);
         }
     }
 

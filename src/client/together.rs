@@ -66,6 +66,8 @@ struct State {
     new: Vec<BoxFuture<()>>,
     phase: Phase,
     waker: Option<Waker>,
+    /// Who is to be woken when there is nothing else to do.
+    last: Option<Waker>,
 }
 
 /// What the task is doing.
@@ -137,6 +139,29 @@ impl Executor<BoxFuture<()>> for Together {
 }
 
 impl Together {
+    /// Wakes `waker` when all that runs here has done what it can for now. False where nothing runs.
+    pub(crate) fn wake_last(&self, waker: &Waker) -> bool {
+        let mut state = self.0.state.lock();
+        if state.phase == Phase::Ended {
+            return false;
+        }
+        let waits = mem::replace(&mut state.phase, Phase::Runs) == Phase::Waits;
+        let run = if waits { state.waker.clone() } else { None };
+        let before = state.last.replace(waker.clone());
+        drop(state);
+        drop(before);
+        if let Some(run) = run {
+            run.wake();
+        }
+        true
+    }
+
+    /// Nobody need be woken any more.
+    pub(crate) fn forget_last(&self) {
+        let last = self.0.state.lock().last.take();
+        drop(last);
+    }
+
     /// How many calls are under way, about.
     pub(crate) fn calls(&self) -> usize {
         self.0.running.load(Ordering::Relaxed).saturating_sub(OWN)
@@ -206,13 +231,15 @@ impl Run {
         Self { of: together.clone(), tasks: FuturesUnordered::new(), new: Vec::new(), over: false }
     }
 
-    /// Takes what is new; false where nothing is, and then `phase` is what comes next.
+    /// Takes what is new, or wakes who waits for all others; false where there is neither, and then `phase` is what
+    /// comes next.
     fn take(&mut self, phase: Phase, cx: &Context<'_>) -> bool {
         let mut state = self.of.0.state.lock();
         let any = !state.new.is_empty();
+        let last = if any || phase == Phase::Runs { None } else { state.last.take() };
         if any {
             mem::swap(&mut state.new, &mut self.new);
-        } else {
+        } else if last.is_none() {
             state.phase = phase;
             if phase == Phase::Waits && !state.waker.as_ref().is_some_and(|it| it.will_wake(cx.waker())) {
                 state.waker = Some(cx.waker().clone());
@@ -220,7 +247,9 @@ impl Run {
         }
         drop(state);
         self.tasks.extend(self.new.drain(..).map(|task| Part(Some(task))));
-        any
+        let Some(last) = last else { return any };
+        last.wake();
+        true
     }
 }
 
@@ -258,7 +287,7 @@ impl Drop for Run {
         // With its runtime, perhaps before all has ended. What it has not taken goes too.
         let mut state = self.of.0.state.lock();
         state.phase = Phase::Ended;
-        let left = mem::take(&mut state.new);
+        let left = (mem::take(&mut state.new), state.last.take());
         drop(state);
         drop(left);
     }
@@ -283,6 +312,71 @@ mod tests {
         while alive() > 0 {
             yield_now().await;
         }
+    }
+
+    /// Without the runtime's doing.
+    async fn yield_in_place() {
+        let mut polled = false;
+        std::future::poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            if mem::replace(&mut polled, true) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn who_is_to_be_woken_last_is_woken_when_all_others_have_done_what_they_can() {
+        let together = Together::default();
+        assert!(!together.wake_last(Waker::noop()), "nothing runs");
+        let steps = Arc::new(Mutex::new(Vec::new()));
+        let (mut polls, theirs, notes) = (0, together.clone(), steps.clone());
+        together.execute(Box::pin(std::future::poll_fn(move |cx| {
+            notes.lock().push("last");
+            polls += 1;
+            if polls == 3 {
+                return Poll::Ready(());
+            }
+            let notes = notes.clone();
+            theirs.execute(Box::pin(async move {
+                notes.lock().push("other");
+                yield_in_place().await;
+                notes.lock().push("other again");
+            }));
+            assert!(theirs.wake_last(cx.waker()));
+            Poll::Pending
+        })));
+        until_ended().await;
+        let round = ["last", "other", "other again"];
+        assert_eq!(*steps.lock(), [&round[..], &round, &["last"]].concat());
+    }
+
+    #[tokio::test]
+    async fn who_need_not_be_woken_any_more_is_not_and_one_that_waits_outside_is() {
+        let (together, polls) = (Together::default(), Arc::new(AtomicUsize::new(0)));
+        let (theirs, polled) = (together.clone(), polls.clone());
+        let (send, mut receive) = oneshot::channel::<()>();
+        together.execute(Box::pin(std::future::poll_fn(move |cx| {
+            polled.fetch_add(1, Ordering::Relaxed);
+            assert!(theirs.wake_last(cx.waker()));
+            theirs.forget_last();
+            Pin::new(&mut receive).poll(cx).map(drop)
+        })));
+        for _ in 0..5 {
+            yield_now().await;
+        }
+        assert_eq!(polls.load(Ordering::Relaxed), 1);
+        // From a task that is none of them.
+        let mut asked = false;
+        std::future::poll_fn(|cx| {
+            if mem::replace(&mut asked, true) {
+                return Poll::Ready(());
+            }
+            assert!(together.wake_last(cx.waker()));
+            Poll::Pending
+        })
+        .await;
+        send.send(()).unwrap();
+        until_ended().await;
     }
 
     #[tokio::test]

@@ -3,14 +3,22 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use tonic::Request;
+use futures_util::{
+    Stream,
+    stream::{StreamExt, iter, once},
+};
+use http::uri::PathAndQuery;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use tokio::sync::oneshot;
+use tonic::{Code, Request, Response, Status, body::Body};
 use tonic_failover::client::{CallError, CallErrorKind, MethodOptions, RetryPolicy};
 
 use crate::{
     hostile,
     scripted::{Act, Ask, Scripted},
     stage::{
-        GET, INCREMENT, Stage, bare, call, call_with, is_ours, options, request, send, verdict, wait_for,
+        GET, INCREMENT, Raw, Stage, bare, call, call_with, is_ours, options, request, send, verdict, wait_for,
     },
     table::outcome::{Proof, Verdict},
 };
@@ -87,4 +95,97 @@ async fn a_call_that_its_caller_drops_is_cancelled_and_judged_by_nobody() {
         (2, 1),
         "neither resent nor held against anybody"
     );
+}
+
+/// It is no method of the descriptors.
+const UPLOAD: &str = "/counter.v1.Counter/Upload";
+
+/// What a request comes to by itself.
+const ITS_OWN: Verdict = Verdict { proof: Proof::MayHaveRun, lost: None, timed_out: false, own: true };
+
+/// What the table says of a request on a bare channel whose body is `frames` and then fails, once the server has
+/// its headers.
+async fn fails_on_its_way(what: &str, frames: Vec<Frame<Bytes>>) -> Verdict {
+    let server = Scripted::start(|_| Act::Hang).await;
+    let (go, gone) = oneshot::channel::<()>();
+    let failure = once(async move {
+        let _ = gone.await;
+        Err(Status::out_of_range("by itself"))
+    });
+    let body = StreamBody::new(iter(frames.into_iter().map(Ok)).chain(failure));
+    let sent = send(bare(server.port).await, request(server.port, UPLOAD).map(|_| Body::new(body)));
+    let arrived = async {
+        wait_for(|| "the server has it", || server.asks().len() == 1).await;
+        go.send(()).unwrap();
+    };
+    let (answer, ()) = tokio::join!(sent, arrived);
+    wait_for(|| "the server is told", || server.cancelled() == 1).await;
+    verdict(what, answer.unwrap_err())
+}
+
+#[tokio::test]
+async fn a_request_that_fails_when_it_is_read_first_is_never_sent() {
+    let body = StreamBody::new(once(async { Err::<Frame<Bytes>, _>(Status::out_of_range("by itself")) }));
+    let server = Scripted::start(|_| Act::Hang).await;
+    let failing = request(server.port, INCREMENT).map(|_| Body::new(body));
+    let error = send(bare(server.port).await, failing).await.unwrap_err();
+    assert_eq!(verdict("tonic alone sends the headers of a request without a body", error), ITS_OWN);
+
+    for path in [INCREMENT, GET] {
+        let server = Scripted::start(|_| Act::Hang).await;
+        let stage = Stage::of(server.port).await;
+        let mut grpc = tonic::client::Grpc::new(stage.client.channel()).max_encoding_message_size(8);
+        grpc.ready().await.unwrap();
+        let request = Request::new(Bytes::from_static(&[7; 9]));
+        let answer: Result<Response<Bytes>, _> =
+            grpc.unary(request, PathAndQuery::from_static(path), Raw).await;
+        fails_by_itself(&answer.unwrap_err(), Code::OutOfRange, 0);
+        assert!(server.asks().is_empty(), "{path}");
+        assert_eq!(stage.client.status().datacenters[0].ready, 1, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_fails_on_its_way_may_have_run_and_is_not_held_against_the_instance() {
+    assert_eq!(fails_on_its_way("before its first message", Vec::new()).await, ITS_OWN);
+    let message = Frame::data(Bytes::from_static(&[0; 5]));
+    assert_eq!(fails_on_its_way("after a message", vec![message]).await, ITS_OWN);
+
+    for (panics, code) in [(false, Code::OutOfRange), (true, Code::Internal)] {
+        let server = Scripted::start(|_| Act::Hang).await;
+        let stage = Stage::ready(options().failures_to_eject(1), &[server.port]).await;
+        let (go, gone) = oneshot::channel::<()>();
+        let last = once(async move {
+            let _ = gone.await;
+            assert!(!panics, "as it should");
+            Bytes::from_static(&[7; 9])
+        });
+        let messages = iter([Bytes::from_static(&[7])]).chain(last);
+        let arrived = async {
+            wait_for(|| "the server has it", || server.asks().len() == 1).await;
+            go.send(()).unwrap();
+        };
+        let (status, ()) = tokio::join!(upload(&stage, messages), arrived);
+        fails_by_itself(&status, code, 1);
+        wait_for(|| "the server is told", || server.cancelled() == 1).await;
+        let here = &stage.client.status().datacenters[0];
+        assert_eq!((here.ready, here.ejected, server.connections()), (1, 0, 1));
+        assert_eq!(server.asks().len(), 1, "not resent");
+    }
+}
+
+/// How a call with these messages fails, none of which may be larger than 8 bytes.
+async fn upload(stage: &Stage, messages: impl Stream<Item = Bytes> + Send + 'static) -> Status {
+    let mut grpc = tonic::client::Grpc::new(stage.client.channel()).max_encoding_message_size(8);
+    grpc.ready().await.unwrap();
+    let path = PathAndQuery::from_static(UPLOAD);
+    let answer: Result<Response<Bytes>, _> = grpc.client_streaming(Request::new(messages), path, Raw).await;
+    answer.unwrap_err()
+}
+
+fn fails_by_itself(status: &Status, code: Code, attempts: u32) {
+    assert_eq!(status.code(), code, "{status:?}");
+    let error = CallError::of(status).unwrap();
+    assert_eq!((error.kind(), error.attempts()), (&CallErrorKind::RequestFailed, attempts), "{status:?}");
+    assert_eq!(error.may_have_run(), attempts > 0);
 }

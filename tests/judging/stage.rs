@@ -226,7 +226,7 @@ pub(crate) async fn wait_for<W: ToString>(words: impl Fn() -> W, is_so: impl Fn(
 
 // === messages as they are ===
 
-struct Raw;
+pub(crate) struct Raw;
 
 impl Codec for Raw {
     type Encode = Bytes;
