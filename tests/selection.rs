@@ -76,14 +76,21 @@ async fn a_filter_that_consul_does_not_understand_is_told_in_its_words() {
     .await;
 }
 
+/// `a` and `b`, with checks that a test sets.
+async fn two_that_pass(consul: &ConsulProcess) -> [Backend; 2] {
+    let both = [Backend::start("a").await, Backend::start("b").await];
+    for backend in &both {
+        let check = Check::ttl(std::time::Duration::from_secs(600)).passing();
+        consul.registry().register(&at(backend).check(check)).await.unwrap();
+    }
+    both
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn warning_instances_are_used_where_wanted_and_after_all_others() {
     let Some(consul) = consul().await else { return };
-    let (a, b) = (Backend::start("a").await, Backend::start("b").await);
     let registry = consul.registry();
-    let ttl = || Check::ttl(std::time::Duration::from_secs(600)).passing();
-    registry.register(&at(&a).check(ttl())).await.unwrap();
-    registry.register(&at(&b).check(ttl())).await.unwrap();
+    let _backends = two_that_pass(&consul).await;
     let plain = common::steady_client(&consul.url());
     let tolerant = builder(&consul.url())
         .service(common::steady().include_warning(true))
@@ -125,11 +132,8 @@ async fn warning_instances_are_used_where_wanted_and_after_all_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_warns_gives_way_to_one_that_passes_and_is_not_said_to_have_left() {
     let Some(consul) = consul().await else { return };
-    let (a, b) = (Backend::start("a").await, Backend::start("b").await);
     let registry = consul.registry();
-    let ttl = || Check::ttl(std::time::Duration::from_secs(600)).passing();
-    registry.register(&at(&a).check(ttl())).await.unwrap();
-    registry.register(&at(&b).check(ttl())).await.unwrap();
+    let _backends = two_that_pass(&consul).await;
     let options = common::steady().include_warning(true);
     let client = builder(&consul.url()).service(options).build().unwrap().grpc_client("counter").unwrap();
     until(&client, "both are ready", |c| c.status().datacenters.first().is_some_and(|dc| dc.ready == 2))
