@@ -45,13 +45,14 @@ const BUSY_AT_MOST: Duration = Duration::from_secs(60);
 /// calls never ran. So a write to a closed peer counts as done, for it makes no
 /// difference, and the reads, which end soon, decide what became of the calls.
 ///
-/// A write costs a client more than the rest of a small call. h2 tells whoever sends a request's message that it
-/// may come only when it has the headers ready to be written, and would write these by themselves: so a write
-/// waits until the connection's other tasks have done what they can, which takes no turn of the
-/// runtime. Where many calls are under way, their
-/// next requests come a moment apart, as their answers do, so that a small write is then put off
-/// until the runtime has looked at its sockets once more: no time passes but that of those who have
-/// something to do. Where they have much to do, writes are not put off.
+/// A write costs a client more than the rest of a small call, so two things make one of several:
+///
+/// * h2 lets a request's message come only when it is about to write the headers, and would write these by
+///   themselves. A write waits until the connection's other tasks have done what they can, which takes no
+///   turn of the runtime.
+/// * Where many calls are under way, their next requests come a moment apart, as their answers do. A small
+///   write is then put off until the runtime has looked at its sockets once more: no time passes but that of
+///   those who have something to do. Where they have much to do, none is put off.
 pub(crate) struct WatchedIo<I> {
     io: I,
     link: Arc<Link>,

@@ -6,6 +6,8 @@
 //! a call takes two wake-ups of the runtime less, and answers that come together are handed over together
 //! (`cargo bench --bench call_path -- --only cost`: "the published channel by itself").
 //!
+//! Whoever wants to act on what all of them have done is woken last: the socket writes then.
+//!
 //! A caller's own stream, which hyper polls in a task while it sends the request, may take its time
 //! over a message, and may panic. All other calls of the connection would wait for it, or end with it:
 //! its task is one of the runtime's own, as it is without this.
@@ -145,8 +147,10 @@ impl Together {
         if state.phase == Phase::Ended {
             return false;
         }
-        let waits = mem::replace(&mut state.phase, Phase::Runs) == Phase::Waits;
-        let run = if waits { state.waker.clone() } else { None };
+        let run = match mem::replace(&mut state.phase, Phase::Runs) {
+            Phase::Waits => state.waker.clone(),
+            Phase::Runs | Phase::Ended => None,
+        };
         let before = state.last.replace(waker.clone());
         drop(state);
         drop(before);
@@ -159,6 +163,7 @@ impl Together {
     /// Nobody need be woken any more.
     pub(crate) fn forget_last(&self) {
         let last = self.0.state.lock().last.take();
+        // The lock is free by now: whatever goes with a waker may come here.
         drop(last);
     }
 

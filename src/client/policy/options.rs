@@ -48,10 +48,10 @@ pub struct RetryPolicy {
 /// Further attempts elsewhere before the first has ended (gRFC A6, "Hedging
 /// Policy"): the first answer wins, the others are cancelled.
 ///
-/// Only safe methods are hedged; `build()` refuses it for a name that covers none. (A service config's `hedgingPolicy` is its
-/// author's word that the methods it names are.) Each attempt goes to another
-/// instance while there is one; none is sent where one is still out. What is
-/// cancelled counts against nobody. Each attempt beyond the first must be
+/// Only safe methods are hedged; `build()` refuses it for a name that covers none. (A
+/// service config's `hedgingPolicy` is its author's word that the methods it names are.)
+/// Each attempt goes to another instance while there is one; none is sent where one is
+/// still out. What is cancelled counts against nobody. Each attempt beyond the first must be
 /// within the service's budget.
 ///
 /// A request that cannot be kept whole, because it is a stream that is not
