@@ -137,7 +137,7 @@ async fn calls_that_take_long_are_finished_by_a_server_that_drains() {
     for _ in 0..4 {
         calls.spawn(increment(stage.channel(), SOON));
     }
-    tokio::time::sleep(wait / 5).await;
+    wait_for("all are out", || a.journal().len() >= 4).await;
     crate::common::register(stage.consul.registry(), "counter", "b", b.port).await;
     stage.until_ready(2).await;
     a.terminate().await;
