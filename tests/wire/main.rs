@@ -17,6 +17,8 @@ mod going_away;
 mod hedges;
 mod many_at_once;
 mod observers;
+#[cfg(target_os = "linux")]
+mod one_write;
 mod policies;
 mod refused_streams;
 mod request_bodies;
