@@ -184,8 +184,8 @@ impl ServiceOptions {
         if !(1..=1000).contains(&max_tokens) {
             return Err(self.wrong("retry_throttling", max_tokens, "1 to 1000 tokens"));
         }
-        if thousandths(token_ratio) == 0 {
-            return Err(self.wrong("retry_throttling", token_ratio, "a ratio of 0.001 or more"));
+        if thousandths(token_ratio) == 0 || !token_ratio.is_finite() {
+            return Err(self.wrong("retry_throttling", token_ratio, "a finite ratio of 0.001 or more"));
         }
         Ok(())
     }
@@ -256,6 +256,8 @@ mod tests {
             (ServiceOptions::new("x").retry_throttling(0, 0.1), "retry_throttling = 0"),
             (ServiceOptions::new("x").retry_throttling(1001, 0.1), "retry_throttling = 1001"),
             (ServiceOptions::new("x").retry_throttling(10, 0.0005), "retry_throttling = 0.0005"),
+            (ServiceOptions::new("x").retry_throttling(10, f64::INFINITY), "retry_throttling = inf"),
+            (ServiceOptions::new("x").retry_throttling(10, f64::NAN), "retry_throttling = NaN"),
         ];
         for (options, expected) in cases {
             let error = refused(options);

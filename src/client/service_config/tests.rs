@@ -101,7 +101,8 @@ fn an_error_names_the_field_the_value_and_what_would_be_right() {
         (retry("maxAttempts", "2.5"), "maxAttempts", "2.5 is no whole number"),
         (retry("maxAttempts", "1e300"), "maxAttempts", "is above 4294967295"),
         (retry("maxAttempts", "\"many\""), "maxAttempts", "\"many\" is no number"),
-        (retry("maxAttempts", "\"NaN\""), "maxAttempts", "NaN is no whole number"),
+        (retry("maxAttempts", "\"NaN\""), "maxAttempts", "\"NaN\" is no number"),
+        (retry("backoffMultiplier", "\"inf\""), "backoffMultiplier", "\"inf\" is no number"),
         (retry("maxAttempts", "null"), "maxAttempts", "expected a number"),
         (retry("initialBackoff", "\"0s\""), "initialBackoff", "must be more than 0s"),
         (

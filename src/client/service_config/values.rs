@@ -12,7 +12,7 @@ use tonic::Code;
 
 use crate::client::policy::thousandths;
 
-/// A number, also as a string.
+/// A number, also as a string. JSON has none that is not finite.
 struct Number;
 
 impl Visitor<'_> for Number {
@@ -35,7 +35,9 @@ impl Visitor<'_> for Number {
     }
 
     fn visit_str<E: Error>(self, value: &str) -> Result<f64, E> {
-        value.parse().map_err(|_| E::custom(format_args!("{value:?} is no number")))
+        // Written as JSON writes it: what else Rust takes for a number (`inf`, `+5`, `.5`) is none to others.
+        let number = value.parse::<serde_json::Number>().ok();
+        number.and_then(|it| it.as_f64()).ok_or_else(|| E::custom(format_args!("{value:?} is no number")))
     }
 }
 
@@ -46,7 +48,7 @@ fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
 /// A whole number from `low` on, up to `high`.
 fn whole<'de, D: Deserializer<'de>>(from: D, low: u32, high: u32) -> Result<u32, D::Error> {
     let value = number(from)?;
-    if value.fract() != 0.0 || !value.is_finite() {
+    if value.fract() != 0.0 {
         return Err(D::Error::custom(format_args!("{value} is no whole number")));
     }
     if value < f64::from(low) {
@@ -108,7 +110,7 @@ pub(super) struct Multiplier(pub(super) f64);
 impl<'de> Deserialize<'de> for Multiplier {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let value = number(from)?;
-        if !(value > 0.0 && value.is_finite()) {
+        if value <= 0.0 {
             return Err(D::Error::custom(format_args!("{value} is not above 0")));
         }
         Ok(Self(value))
@@ -258,6 +260,16 @@ mod tests {
             "١s",
         ] {
             assert_eq!(seconds(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_number_in_a_string_is_written_as_json_writes_it() {
+        for (text, is) in [("5", 5.0), ("-0.5", -0.5), ("1e2", 100.0), ("0.100", 0.1)] {
+            assert_eq!(Number.visit_str::<serde::de::value::Error>(text), Ok(is), "{text}");
+        }
+        for bad in ["", "inf", "Infinity", "NaN", "+5", ".5", "5.", "05", " 5", "5 ", "0x5", "1e999", "١"] {
+            assert!(Number.visit_str::<serde::de::value::Error>(bad).is_err(), "{bad:?}");
         }
     }
 
