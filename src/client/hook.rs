@@ -1,6 +1,11 @@
-//! The error hook: what an application may watch of every failed attempt.
+//! Hooks: what an application may watch of every failed attempt, and of instances that leave.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
 
 use tonic::Status;
 
@@ -24,6 +29,41 @@ pub struct CallFailure<'a> {
     pub status: &'a Status,
     /// True when the call is sent again: the caller does not see this failure.
     pub resent: bool,
+}
+
+/// An instance that has left the registry while streams on it go on.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Drain<'a> {
+    /// The service's name in the registry.
+    pub service: &'a str,
+    /// The instance.
+    pub instance: &'a Instance,
+    /// When its streams are ended, unless it is listed again by then.
+    pub ends_in: Duration,
+}
+
+/// Told of each drain.
+#[derive(Clone)]
+pub(crate) struct DrainHook(Arc<dyn Fn(&Drain<'_>) + Send + Sync>);
+
+impl DrainHook {
+    pub(crate) fn new(hook: impl Fn(&Drain<'_>) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(hook))
+    }
+
+    /// A hook that panics is its own trouble: whoever calls it goes on.
+    pub(crate) fn tell(&self, drain: &Drain<'_>) {
+        if catch_unwind(AssertUnwindSafe(|| (self.0)(drain))).is_err() {
+            tracing::error!(service = drain.service, "the hook for drains has panicked");
+        }
+    }
+}
+
+impl fmt::Debug for DrainHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DrainHook")
+    }
 }
 
 impl fmt::Debug for CallFailure<'_> {

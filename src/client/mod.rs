@@ -86,7 +86,7 @@ pub use self::{
     error::{BuildError, CallError, CallErrorKind, NotReady, UnknownService, UpdateError},
     event::{EventStream, FailoverEvent, RebindCause},
     handle::GrpcClient,
-    hook::CallFailure,
+    hook::{CallFailure, Drain},
     options::{Policy, ServiceOptions},
     policy::{HedgingPolicy, MethodOptions, RetryPolicy},
     resolver::RegistryDoubt,

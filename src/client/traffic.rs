@@ -3,7 +3,12 @@
 
 use std::time::Duration;
 
-use super::{deadline::FOR_EVER, error::BuildError, options::ServiceOptions};
+use super::{
+    deadline::FOR_EVER,
+    error::BuildError,
+    hook::{Drain, DrainHook},
+    options::ServiceOptions,
+};
 
 /// As [`ServiceOptions`] has them.
 #[derive(Clone, Debug)]
@@ -14,6 +19,7 @@ pub(crate) struct Traffic {
     pub(crate) panic_threshold: u8,
     pub(crate) health_watch: Option<String>,
     pub(crate) drain_after: Option<Duration>,
+    pub(crate) on_drain: Option<DrainHook>,
 }
 
 impl Default for Traffic {
@@ -25,6 +31,7 @@ impl Default for Traffic {
             panic_threshold: 50,
             health_watch: None,
             drain_after: None,
+            on_drain: None,
         }
     }
 }
@@ -83,11 +90,19 @@ impl ServiceOptions {
 
     /// Ends streams (responses and requests that are still coming) so long after their instance has left the
     /// registry, with UNAVAILABLE and [`CallErrorKind::Drained`](super::CallErrorKind::Drained).
-    /// [`FailoverEvent::Draining`](super::FailoverEvent::Draining) tells of it when the instance
-    /// leaves, so that they can be opened anew in time; if it is listed again by then, they go
-    /// on. Default: never.
+    /// [`on_drain`](Self::on_drain) and [`FailoverEvent::Draining`](super::FailoverEvent::Draining) tell
+    /// of it when the instance leaves, so that they can be opened anew in time; if it is listed
+    /// again by then, they go on. Default: never.
     pub fn drain_after(mut self, wait: impl Into<Option<Duration>>) -> Self {
         self.traffic.drain_after = wait.into().map(|wait| wait.min(FOR_EVER));
+        self
+    }
+
+    /// Calls `hook` when an instance has left the registry and streams on it will be ended after
+    /// [`drain_after`](Self::drain_after), which is to be set too: time to open them anew. It runs in the
+    /// service's own task and must not block. Default: none.
+    pub fn on_drain(mut self, hook: impl Fn(&Drain<'_>) + Send + Sync + 'static) -> Self {
+        self.traffic.on_drain = Some(DrainHook::new(hook));
         self
     }
 
@@ -97,6 +112,13 @@ impl ServiceOptions {
         }
         if self.traffic.panic_threshold > 100 {
             return Err(self.wrong("panic_threshold", self.traffic.panic_threshold, "0 to 100 percent"));
+        }
+        if self.traffic.on_drain.is_some() && self.traffic.drain_after.is_none() {
+            return Err(self.wrong(
+                "on_drain",
+                "a hook",
+                "drain_after beside it: without that nothing is drained",
+            ));
         }
         Ok(())
     }

@@ -82,6 +82,7 @@ async fn bounds_that_let_nothing_through_are_refused() {
     for (options, words) in [
         (ServiceOptions::new("counter").max_in_flight(0), "max_in_flight = 0"),
         (ServiceOptions::new("counter").panic_threshold(101), "panic_threshold = 101"),
+        (ServiceOptions::new("counter").on_drain(|_| ()), "on_drain = a hook is not usable: drain_after"),
     ] {
         let services =
             tonic_failover::client::Services::builder(tonic_failover::client::registry::StaticList::new());

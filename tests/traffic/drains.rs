@@ -49,7 +49,12 @@ async fn goes_on(stream: &mut Streaming<CounterReply>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_end_in_time_after_their_instance_has_left_and_those_who_listen_know_before() {
     let (a, b) = (Backend::start("a").await, Backend::start("b").await);
-    let stage = Stage::ready(options().drain_after(AFTER), vec![at(&a)]).await;
+    let (told, mut hears) = mpsc::unbounded_channel();
+    let options = options().drain_after(AFTER).on_drain(move |drain| {
+        let _ = told.send((drain.service.to_owned(), drain.instance.name.clone(), drain.ends_in));
+        panic!("harms nobody else");
+    });
+    let stage = Stage::ready(options, vec![at(&a)]).await;
     let mut events = stage.client.events();
     let mut old = stream(&stage).await;
     stage.list.set("counter", [at(&b)]);
@@ -59,6 +64,7 @@ async fn streams_end_in_time_after_their_instance_has_left_and_those_who_listen_
     })
     .await;
     assert_eq!(ends_in, AFTER);
+    assert_eq!(hears.recv().await, Some(("counter".to_owned(), "a".to_owned(), AFTER)));
     // Time to open it anew.
     until_bound_to(&stage.client, "b").await;
     let mut new = watch(stage.channel()).await.unwrap().into_inner();
@@ -68,6 +74,7 @@ async fn streams_end_in_time_after_their_instance_has_left_and_those_who_listen_
     assert!(CallError::of(&status).unwrap().may_have_run());
     assert!(status.message().contains("a@here"), "{status:?}");
     goes_on(&mut new).await;
+    assert!(hears.try_recv().is_err(), "once for an instance");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

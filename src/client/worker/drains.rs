@@ -18,6 +18,7 @@ use crate::{
     client::{
         endpoint::{Endpoint, Link},
         event::FailoverEvent,
+        hook::Drain,
     },
 };
 
@@ -79,6 +80,9 @@ impl Worker {
         }
         for instance in events {
             let service = self.publisher.service();
+            if let Some(hook) = &self.options.traffic.on_drain {
+                hook.tell(&Drain { service: &service, instance: &instance, ends_in: after });
+            }
             self.publisher.event(FailoverEvent::Draining { service, instance, ends_in: after });
         }
     }
