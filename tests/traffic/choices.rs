@@ -6,12 +6,19 @@ use tokio::time::timeout;
 use tonic::Code;
 use tonic_failover::{
     Instance, InstanceId,
-    client::{CallErrorKind, CallOptions, Fallback, Policy, ServiceOptions, Services, registry::StaticList},
+    client::{
+        CallErrorKind, CallOptions, Fallback, HedgingPolicy, MethodOptions, Policy, ServiceOptions, Services,
+        registry::StaticList,
+    },
     testkit::Cluster,
 };
 
 use crate::{
-    common::{self, Backend, SOON, builder, register, steady, until, until_bound_to},
+    common::{
+        self, Backend, SOON, builder, register,
+        scripted::{Act, Scripted},
+        steady, until, until_bound_to,
+    },
     stage::{Stage, at, at_port, get, kind},
 };
 
@@ -133,4 +140,24 @@ async fn a_datacenter_where_nothing_answers_is_a_typed_error_and_not_a_wait() {
     until(&client, "it is connected", |c| c.status().datacenters[1].ready == 1).await;
     assert_eq!(get(client.channel(), there_too()).await.unwrap(), "b");
     until_bound_to(&client, "a").await;
+}
+
+/// Its hedge is due long before there is another instance to send it to.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hedge_in_another_datacenter_goes_out_once_another_instance_is_there() {
+    let (a, fast) = (Backend::start("a").await, Backend::start("fast").await);
+    let slow = Scripted::start(|_| Act::Hang).await;
+    let (here, there) = (StaticList::new(), StaticList::new());
+    here.set("counter", [at(&a)]);
+    let of_there = |name: &str, port| Instance::new(name, "127.0.0.1", port, "there");
+    there.set("counter", [of_there("slow", slow.port)]);
+    let hedged = MethodOptions::new().hedging(HedgingPolicy::new(Duration::from_millis(1)));
+    let options = steady().policy(Policy::RoundRobin).suspect_after(3 * SOON).method("/", hedged);
+    let services = Services::builder(here).fallback("there", there.clone()).service(options).build().unwrap();
+    let client = services.grpc_client("counter").unwrap();
+    until_bound_to(&client, "a").await;
+    let call = tokio::spawn(get(client.channel(), CallOptions::new().datacenter("there")));
+    until(&client, "the first attempt is out", |_| slow.asks().len() == 1).await;
+    there.set("counter", [of_there("slow", slow.port), of_there("fast", fast.port)]);
+    assert_eq!(timeout(SOON, call).await.expect("it is hedged").unwrap().unwrap(), "fast");
 }

@@ -28,10 +28,13 @@ pub(super) async fn run(
     let mut patience = context.patience();
     let mut hedges = Hedges::new(context, rules, request, body);
     let mut binding = context.shared().binding.clone();
+    // Where a call is to go that says so itself.
+    let mut reach = context.shared().reach.clone();
     loop {
         let now = Instant::now();
         // Seen before it is looked at: what comes later is a change.
         binding.mark_unchanged();
+        reach.mark_unchanged();
         let waiting = hedges.send_due(now);
         if hedges.running.is_empty() {
             let Some(due) = hedges.due_at() else { return hedges.end() };
@@ -68,6 +71,7 @@ pub(super) async fn run(
                     hedges.stop();
                 }
             }
+            Ok(()) = reach.changed(), if waiting.is_some() => {}
             () = sleep_until(due.unwrap_or(deadline.at())), if due.is_some() => {}
         }
     }
