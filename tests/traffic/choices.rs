@@ -11,7 +11,7 @@ use tonic_failover::{
 };
 
 use crate::{
-    common::{self, Backend, SOON, builder, register, steady, until, until_bound_to},
+    common::{self, Backend, SOON, builder, register, scripted::Scripted, steady, until, until_bound_to},
     stage::{Stage, at, at_port, get, kind},
 };
 
@@ -133,4 +133,19 @@ async fn a_datacenter_where_nothing_answers_is_a_typed_error_and_not_a_wait() {
     until(&client, "it is connected", |c| c.status().datacenters[1].ready == 1).await;
     assert_eq!(get(client.channel(), there_too()).await.unwrap(), "b");
     until_bound_to(&client, "a").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_calls_have_chosen_is_given_up_on_shutdown_though_handles_are_left() {
+    let servers = [Scripted::good().await, Scripted::good().await];
+    let instances = servers.iter().map(|it| at_port(&it.port.to_string(), it.port)).collect();
+    let stage = Stage::set(steady().spares(0), instances);
+    stage.client.ready().await.unwrap();
+    for server in &servers {
+        let to = CallOptions::new().instance(id(server.port));
+        assert_eq!(get(stage.channel(), to).await.unwrap(), server.port.to_string());
+    }
+    assert_eq!(servers.each_ref().map(Scripted::open), [1, 1]);
+    stage.client.services().shutdown().await;
+    until(&stage.client, "no connection is left", |_| servers.iter().all(|it| it.open() == 0)).await;
 }

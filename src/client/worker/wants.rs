@@ -51,6 +51,13 @@ impl Wants {
     pub(super) fn keep(&mut self, aim: Aim, until: Instant) {
         self.kept.insert(aim, until);
     }
+
+    /// Nothing is wanted any more: whoever holds the other end must not hold connections by it.
+    pub(super) fn close(&mut self) {
+        self.kept.clear();
+        self.waiting.clear();
+        self.reach.send_replace(Vec::new());
+    }
 }
 
 impl Worker {
