@@ -53,10 +53,9 @@ impl ServiceOptions {
     /// after, precedes what it says of the same thing: the policy, the
     /// throttling, the health that is watched, a method's name. Default: none.
     pub fn service_config(mut self, config: ServiceConfig) -> Self {
-        if !self.policy_given
-            && let Some(policy) = config.policy
-        {
-            self.policy = policy;
+        if !self.policy_given {
+            // Also where it says nothing: another one given before may have.
+            self.policy = config.policy.unwrap_or_default();
         }
         self.service_config = Some(config);
         self
@@ -365,6 +364,14 @@ mod tests {
         assert_eq!(alone.watched_health(), Some("a.B"));
         assert_eq!(alone.health_watch("").watched_health(), Some(""));
         assert_eq!(ServiceOptions::new("x").watched_health(), None);
+    }
+
+    #[test]
+    fn of_two_service_configs_the_last_one_holds_alone() {
+        let config = |json| ServiceConfig::from_json(json).unwrap();
+        let first = config(r#"{"loadBalancingConfig": [{"round_robin": {}}]}"#);
+        let options = ServiceOptions::new("x").service_config(first).service_config(config("{}"));
+        assert_eq!(options.policy, crate::client::Policy::PickFirst);
     }
 
     #[test]
