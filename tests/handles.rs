@@ -4,21 +4,32 @@
 
 mod common;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use common::{
-    Backend, Method, alone::Alone, builder, call, consul, get, options, register, until, until_bound_to,
+    Backend, Method,
+    alone::Alone,
+    builder, call, consul, get, options, register,
+    scripted::{Act, End, Scripted},
+    until, until_bound_to,
 };
 use tokio::{net::TcpListener, sync::oneshot, time::timeout};
 use tokio_stream::StreamExt;
 use tokio_util::task::AbortOnDropHandle;
-use tonic::Code;
+use tonic::{Code, Request};
 use tonic_failover::{
+    Instance,
     client::{
-        Binding, CallError, CallErrorKind, ConsulService, FailoverEvent, Fallback, GrpcClient,
-        ServiceOptions, UpdateError,
+        Binding, CallError, CallErrorKind, CallOptions, ConsulService, FailoverEvent, Fallback, GrpcClient,
+        ServiceOptions, Services, UpdateError, registry::StaticList,
     },
-    demo::pb::{WatchRequest, counter_client::CounterClient},
+    demo::pb::{GetRequest, IncrementRequest, WatchRequest, counter_client::CounterClient},
     testkit::{Agent, Registry},
 };
 use tower::ServiceExt;
@@ -698,4 +709,59 @@ async fn calls_after_the_end_of_their_runtime_are_refused_and_do_not_hang() {
     let error = client.consul_service().update_grpc_client("counter").await.unwrap_err();
     assert!(matches!(error, UpdateError::Closed), "{error:?}");
     timeout(common::SOON, client.consul_service().shutdown()).await.expect("nothing is left to end");
+}
+
+/// What polls on this thread, and knows nothing of tokio.
+fn drive<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let (mut cx, mut future) = (Context::from_waker(&waker), pin!(future));
+    loop {
+        match future.as_mut().poll(&mut cx) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+#[test]
+fn calls_may_be_polled_by_any_executor() {
+    let world = Alone::new();
+    let (server, client) = drive(world.run(async {
+        let server = Scripted::start(|ask| match ask.number % 6 {
+            1 => Act::ReadThenStatus(14, "once more"),
+            2 | 3 => Act::Answer,
+            // Long enough for a call to be late, and for a stream to be waited for.
+            4 => Act::Answer.after(Duration::from_millis(150)),
+            _ => Act::Begin(1, End::Hang),
+        })
+        .await;
+        let list = StaticList::new();
+        list.set("counter", [Instance::new("a", "127.0.0.1", server.port, "here")]);
+        let services = Services::builder(list).service(options()).build().unwrap();
+        let client = services.grpc_client("counter").unwrap();
+        client.ready().await.unwrap();
+        (server, client)
+    }));
+    let mut counter = CounterClient::new(client.channel());
+    drive(counter.get(GetRequest::default())).unwrap();
+    drive(counter.increment(IncrementRequest::default())).unwrap();
+    drive(counter.increment(IncrementRequest::default())).unwrap();
+    let mut short = Request::new(WatchRequest::default());
+    short.set_timeout(Duration::from_millis(200));
+    let mut stream = drive(counter.watch(short)).unwrap().into_inner();
+    assert!(drive(stream.next()).unwrap().is_ok());
+    assert_eq!(drive(stream.next()).unwrap().unwrap_err().code(), Code::DeadlineExceeded);
+    // Nothing is usable: it waits for that too.
+    let nobody = CallOptions::new().datacenter("nowhere").wait_for_ready(true);
+    let mut waits = Request::new(GetRequest::default());
+    waits.extensions_mut().insert(nobody);
+    waits.set_timeout(Duration::from_millis(100));
+    assert_eq!(drive(counter.get(waits)).unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(server.asks().len(), 5);
 }

@@ -50,6 +50,10 @@ impl Binding {
     /// its calls fail with UNAVAILABLE, and the next binding holds a new one.
     /// Those who use it should report failures with
     /// [`GrpcClient::report_failure`](super::GrpcClient::report_failure).
+    ///
+    /// All tasks of the connection run as one, those of a request's stream among them: a stream that takes its time
+    /// over a message, by computing or by blocking, holds up every call of the connection, those of
+    /// [`FailoverChannel`](super::FailoverChannel) too. That one's own streams have tasks of their own.
     pub fn channel(&self) -> Option<Channel> {
         self.preferred().map(|e| e.channel().clone())
     }

@@ -22,7 +22,8 @@ use super::{
 /// Cheap to clone; clones share everything. It is always ready: `poll_ready`
 /// never fails and reserves nothing, and calls made before the first instance
 /// is found wait for it, within their deadline. Where an instance is ready a request is sent as soon as
-/// its call is made, as with tonic's own channel; dropping the future cancels the call.
+/// its call is made, as with tonic's own channel; dropping the future cancels the call. Any executor may poll
+/// the calls, as long as the runtime lives that the service was built on.
 ///
 /// It keeps its service running, and so does a call until its response begins:
 /// discovery ends when the last channel, [`GrpcClient`](super::GrpcClient) and

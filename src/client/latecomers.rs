@@ -14,7 +14,7 @@ use std::{
 use parking_lot::Mutex;
 use slab::Slab;
 use tokio::{
-    runtime::{self, Handle},
+    runtime::{self, EnterGuard, Handle},
     sync::Notify,
     time::sleep,
 };
@@ -32,8 +32,9 @@ pub(crate) const AT_LEAST: Duration = TICK;
 /// The calls of one service that wait.
 pub(crate) struct Latecomers {
     /// Where the timer runs. A call on another runtime has one of its own: it must not depend on
-    /// this one for its deadline.
-    runtime: runtime::Id,
+    /// this one for its deadline. A call on none has this one's.
+    runtime: Handle,
+    id: runtime::Id,
     list: Mutex<List>,
     begun: Notify,
 }
@@ -69,7 +70,17 @@ impl Latecomers {
     /// A list whose timer is to run on `runtime`.
     pub(crate) fn new(runtime: &Handle) -> Arc<Self> {
         let list = List { waiting: Slab::new(), ticks: 0, ticking: false, used: false, closed: false };
-        Arc::new(Self { runtime: runtime.id(), list: Mutex::new(list), begun: Notify::new() })
+        Arc::new(Self {
+            runtime: runtime.clone(),
+            id: runtime.id(),
+            list: Mutex::new(list),
+            begun: Notify::new(),
+        })
+    }
+
+    /// Lends this runtime's timers to a call that is polled on none, as any executor may do.
+    pub(crate) fn timers(&self) -> Option<EnterGuard<'_>> {
+        Handle::try_current().is_err().then(|| self.runtime.enter())
     }
 
     /// Ticks while anybody waits. Dropping the future makes all of them late.
@@ -94,7 +105,7 @@ impl Latecomers {
     /// The same, to be [left](Self::leave) by whoever holds the key.
     #[inline]
     pub(crate) fn enter(&self, cx: &Context<'_>) -> Option<usize> {
-        if Handle::try_current().ok()?.id() != self.runtime {
+        if Handle::try_current().is_ok_and(|current| current.id() != self.id) {
             return None;
         }
         let waker = cx.waker().clone();

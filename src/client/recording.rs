@@ -22,8 +22,9 @@ use super::{frames::Frames, replay::poll_own, together::CallersOwn};
 pub(crate) struct Recording(Arc<Mutex<Tape>>);
 
 struct Tape {
-    /// What has not been asked for yet.
-    rest: Frames,
+    /// What has not been asked for yet; `None` while an attempt asks for it: a caller's stream may take its time,
+    /// and nobody else is to wait for that.
+    rest: Option<Frames>,
     ended: bool,
     /// What it came to by itself.
     failed: Option<Status>,
@@ -53,7 +54,7 @@ impl Recording {
     /// Keeps up to `limit` bytes of it.
     pub(crate) fn new(rest: Frames, limit: usize) -> Self {
         Self(Arc::new(Mutex::new(Tape {
-            rest,
+            rest: Some(rest),
             ended: false,
             failed: None,
             sent: Some(Vec::new()),
@@ -96,14 +97,25 @@ impl Recording {
 // === impl Tape ===
 
 impl Tape {
-    fn record(&mut self, data: &Bytes) {
+    /// Its attempt waits.
+    fn wait(&mut self, cx: &Context<'_>) {
+        self.waker = Some(cx.waker().clone());
+    }
+
+    /// Data that came for an attempt that has lost it is kept in any case: the next one has it from here alone.
+    fn record(&mut self, data: &Bytes, lost: bool) {
         self.size += data.len();
-        if self.size > self.limit {
+        if self.size > self.limit && !lost {
             self.sent = None;
         } else if let Some(sent) = &mut self.sent {
             sent.push(data.clone());
         }
     }
+}
+
+/// What an attempt gets that has lost it.
+fn elsewhere() -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    Poll::Ready(Some(Err(Status::cancelled("the request is sent elsewhere"))))
 }
 
 impl HttpBody for Play {
@@ -117,42 +129,70 @@ impl HttpBody for Play {
         let this = &mut *self;
         let mut tape = this.tape.lock();
         if tape.turn != this.turn {
-            return Poll::Ready(Some(Err(Status::cancelled("the request is sent elsewhere"))));
+            return elsewhere();
         }
         if let Some(data) = tape.sent.as_ref().and_then(|sent| sent.get(this.place)) {
             let data = data.clone();
             this.place += 1;
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
+        if let Some(status) = &tape.failed {
+            return Poll::Ready(Some(Err(status.clone())));
+        }
         if tape.ended {
             return Poll::Ready(None);
         }
-        if !tape.rest.has_kept() && this.own.poll(cx).is_pending() {
+        let Some(mut rest) = tape.rest.take() else {
+            // By the attempt before, which wakes this one.
+            tape.wait(cx);
+            return Poll::Pending;
+        };
+        if !rest.has_kept() && this.own.poll(cx).is_pending() {
+            tape.rest = Some(rest);
             return Poll::Pending;
         }
-        let polled = poll_own(&mut tape.rest, cx);
+        drop(tape);
+        let polled = poll_own(&mut rest, cx);
+        let mut tape = this.tape.lock();
+        tape.rest = Some(rest);
+        let lost = tape.turn != this.turn;
         match &polled {
-            Poll::Pending => tape.waker = Some(cx.waker().clone()),
+            Poll::Pending if lost => {}
+            Poll::Pending => tape.wait(cx),
             Poll::Ready(None) => tape.ended = true,
             Poll::Ready(Some(Ok(frame))) => match frame.data_ref() {
                 Some(data) => {
-                    tape.record(data);
+                    tape.record(data, lost);
                     this.place += 1;
                 }
                 // gRPC requests have no trailers; what has is not sent again.
-                None => tape.sent = None,
+                None => {
+                    tape.sent = None;
+                    tape.failed = lost
+                        .then(|| Status::internal("the request's trailers were taken by another attempt"));
+                }
             },
             Poll::Ready(Some(Err(status))) => {
                 (tape.sent, tape.failed) = (None, Some(status.clone()));
             }
         }
-        polled
+        if !lost {
+            return polled;
+        }
+        let waker = tape.waker.take();
+        drop(tape);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        elsewhere()
     }
 
     fn is_end_stream(&self) -> bool {
         let tape = self.tape.lock();
         let replayed = tape.sent.as_ref().is_none_or(|sent| sent.len() <= self.place);
-        tape.turn == self.turn && replayed && (tape.ended || tape.rest.is_end_stream())
+        tape.turn == self.turn
+            && replayed
+            && (tape.ended || tape.rest.as_ref().is_some_and(HttpBody::is_end_stream))
     }
 }
 
@@ -224,5 +264,32 @@ mod tests {
         assert!(only.is_end_stream());
         assert!(!recording.reclaim());
         assert!(recording.attempt().is_none());
+    }
+
+    /// A caller's stream may take its time over a message, and whoever ends the attempt must not wait for that.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_stream_that_blocks_keeps_nobody_from_taking_it_back_and_loses_nothing() {
+        let (go, gone) = std::sync::mpsc::channel();
+        let (blocks, blocked) = tokio::sync::oneshot::channel();
+        let mut blocks = Some(blocks);
+        let frames = tokio_stream::iter(["one", "two"]).map(move |text| {
+            if let Some(blocks) = blocks.take() {
+                blocks.send(()).unwrap();
+                gone.recv_timeout(std::time::Duration::from_secs(20)).expect("nobody waits for it");
+            }
+            Ok::<_, Status>(Frame::data(Bytes::from_static(text.as_bytes())))
+        });
+        let recording =
+            Recording::new(Frames::before(Kept::default(), Body::new(StreamBody::new(frames))), 100);
+        let mut first = recording.attempt().unwrap();
+        let first = tokio::spawn(async move { first.frame().await });
+        blocked.await.unwrap();
+        assert!(recording.own_error().is_none());
+        assert!(recording.reclaim());
+        let mut second = recording.attempt().unwrap();
+        let second = tokio::spawn(async move { (frame(&mut second).await, frame(&mut second).await) });
+        go.send(()).unwrap();
+        assert!(first.await.unwrap().expect("it ends").is_err());
+        assert_eq!(second.await.unwrap(), ("one".to_owned(), "two".to_owned()));
     }
 }

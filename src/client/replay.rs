@@ -4,6 +4,9 @@
 //! from memory, as often as need be. It also leaves as one DATA frame with
 //! END_STREAM, which spares the peer's small-frame accounting (a burst of
 //! thousands of two-frame requests makes h2 servers close the connection).
+//! That holds as long as the peer's window for the connection does (1 MiB where
+//! it is tonic's): of requests that are more together, hyper claims a byte for each
+//! that waits, and h2 sends that byte as a frame of its own.
 //!
 //! What is not there at once, or is larger than the limit, is *leased*: the
 //! transport takes it at its first poll. A request that never left was never

@@ -156,6 +156,7 @@ impl WatchedBody {
         let deadline = self.deadline;
         let wake = |now: Instant| deadline.map_or(now + PATIENCE, |at| at.min(now + PATIENCE));
         let wait = self.wait.get_or_insert_with(|| {
+            let _timers = context.latecomers().timers();
             let since = Instant::now();
             let drained = || Box::pin(endpoint.link().drained().token().clone().cancelled_owned());
             Wait {

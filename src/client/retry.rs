@@ -134,7 +134,9 @@ impl Retry {
             tries.backed_off = 0;
             return wait;
         }
-        let Some(backoff) = &rules.backoff else { return self.pace(tries.sends()) };
+        let Some(backoff) = &rules.backoff else {
+            return self.varied_pace(tries.sends(), rules.jitter);
+        };
         let nth = tries.backed_off;
         tries.backed_off += 1;
         backoff.wait(nth, self.chance())
@@ -142,9 +144,13 @@ impl Retry {
 
     /// Our own pace, after so many attempts: at once the first time.
     pub(crate) fn pace(&self, made: u32) -> Duration {
+        self.varied_pace(made, Backoff::OURS.jitter)
+    }
+
+    fn varied_pace(&self, made: u32, jitter: f64) -> Duration {
         match made.checked_sub(2) {
             None => Duration::ZERO,
-            Some(nth) => Backoff::OURS.wait(nth, self.chance()),
+            Some(nth) => Backoff { jitter, ..Backoff::OURS }.wait(nth, self.chance()),
         }
     }
 

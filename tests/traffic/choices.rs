@@ -161,3 +161,18 @@ async fn a_hedge_in_another_datacenter_goes_out_once_another_instance_is_there()
     there.set("counter", [of_there("slow", slow.port), of_there("fast", fast.port)]);
     assert_eq!(timeout(SOON, call).await.expect("it is hedged").unwrap().unwrap(), "fast");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_calls_have_chosen_is_given_up_on_shutdown_though_handles_are_left() {
+    let servers = [Scripted::good().await, Scripted::good().await];
+    let instances = servers.iter().map(|it| at_port(&it.port.to_string(), it.port)).collect();
+    let stage = Stage::set(steady().spares(0), instances);
+    stage.client.ready().await.unwrap();
+    for server in &servers {
+        let to = CallOptions::new().instance(id(server.port));
+        assert_eq!(get(stage.channel(), to).await.unwrap(), server.port.to_string());
+    }
+    assert_eq!(servers.each_ref().map(Scripted::open), [1, 1]);
+    stage.client.services().shutdown().await;
+    until(&stage.client, "no connection is left", |_| servers.iter().all(|it| it.open() == 0)).await;
+}

@@ -70,7 +70,7 @@ impl CallContext {
     }
 
     #[inline]
-    pub(super) fn latecomers(&self) -> &Latecomers {
+    pub(crate) fn latecomers(&self) -> &Latecomers {
         &self.shared.latecomers
     }
 

@@ -11,6 +11,7 @@ use std::{
 };
 
 use http::{Request, Response, request::Parts};
+use pin_project_lite::pin_project;
 use tonic::body::Body;
 
 use super::{
@@ -22,6 +23,7 @@ use crate::client::{
     attempt::{Bounds, Ended, Exchange, Failure},
     balance::Chosen,
     error::CallError,
+    latecomers::Latecomers,
     retry::Tries,
 };
 
@@ -35,6 +37,15 @@ enum State {
     /// Something was unusual.
     Rest(Pin<Box<dyn Future<Output = Result<Response<Body>, CallError>> + Send>>),
     Over,
+}
+
+pin_project! {
+    /// What is left to be done for a call, on whatever executor it is polled.
+    struct Rest<F> {
+        #[pin]
+        future: F,
+        timers: Arc<Latecomers>,
+    }
 }
 
 /// The first attempt, while nothing is unusual.
@@ -68,7 +79,7 @@ impl CallFuture {
                 let (exchange, bounds) = call.send(parts, &endpoint);
                 State::First(Box::new(First { call, endpoint, exchange, bounds, stay }))
             }
-            None => State::Rest(Box::pin(go_on(Box::new(call), None, stay))),
+            None => State::Rest(Box::pin(Rest::of(call, None, stay))),
         })
     }
 }
@@ -121,6 +132,29 @@ impl fmt::Debug for CallFuture {
     }
 }
 
+// === impl Rest ===
+
+impl Rest<()> {
+    fn of(
+        call: Call,
+        started: Option<Started>,
+        stay: Stay,
+    ) -> Rest<impl Future<Output = Result<Response<Body>, CallError>> + Send> {
+        let timers = stay.line.shared.latecomers.clone();
+        Rest { future: go_on(Box::new(call), started, stay), timers }
+    }
+}
+
+impl<F: Future> Future for Rest<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let _timers = this.timers.timers();
+        this.future.poll(cx)
+    }
+}
+
 // === impl First ===
 
 impl First {
@@ -156,7 +190,7 @@ impl First {
             Poll::Ready(Err(failure)) => SoFar::Ended(Ended::Failed(failure)),
             Poll::Pending => SoFar::Late(exchange),
         };
-        Box::pin(go_on(Box::new(call), Some(Started { endpoint, bounds, so_far }), stay))
+        Box::pin(Rest::of(call, Some(Started { endpoint, bounds, so_far }), stay))
     }
 }
 

@@ -22,6 +22,8 @@ pub(crate) enum Outlook {
     Open,
     /// Not as things are, and why.
     Bleak(String),
+    /// The same, because there is no such thing.
+    Unknown(String),
 }
 
 impl<C: Clone> Fleet<C> {
@@ -52,7 +54,7 @@ impl<C: Clone> Fleet<C> {
             return if unheard {
                 Outlook::Open
             } else {
-                Outlook::Bleak("no such instance is known".to_owned())
+                Outlook::Unknown("no such instance is known".to_owned())
             };
         }
         if members.iter().any(|member| member.is_ready()) {

@@ -23,8 +23,9 @@ pub(crate) struct RetryRules {
     pub(crate) attempts: u32,
     /// Attempts in all.
     pub(crate) sends: u32,
-    /// `None`: our own pace.
+    /// `None`: our own pace, but for its jitter.
     pub(crate) backoff: Option<Backoff>,
+    pub(crate) jitter: f64,
     pub(crate) attempt_timeout: Option<Duration>,
     /// Declared: these are resent, whether the method is safe or not.
     pub(crate) codes: Option<Codes>,
@@ -55,14 +56,12 @@ impl Rules {
 
 impl RetryRules {
     fn new(policy: &RetryPolicy, cap: u32) -> Self {
-        let backoff = match (policy.backoff, policy.jitter) {
-            (Some(backoff), Some(jitter)) => Some(Backoff { jitter, ..backoff }),
-            (backoff, _) => backoff,
-        };
+        let jitter = policy.jitter.unwrap_or(Backoff::OURS.jitter);
         Self {
             attempts: policy.max_attempts.unwrap_or(cap),
             sends: policy.max_attempts.map_or(cap, |attempts| sends(attempts, cap)),
-            backoff,
+            backoff: policy.backoff.map(|backoff| Backoff { jitter, ..backoff }),
+            jitter,
             attempt_timeout: policy.attempt_timeout,
             codes: policy.codes,
         }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tonic::Code;
+
 use super::{Budget, MethodOptions, Rules, Throttling, thousandths};
 use crate::client::{
     error::BuildError,
@@ -53,10 +55,9 @@ impl ServiceOptions {
     /// after, precedes what it says of the same thing: the policy, the
     /// throttling, the health that is watched, a method's name. Default: none.
     pub fn service_config(mut self, config: ServiceConfig) -> Self {
-        if !self.policy_given
-            && let Some(policy) = config.policy
-        {
-            self.policy = policy;
+        if !self.policy_given {
+            // Also where it says nothing: another one given before may have.
+            self.policy = config.policy.unwrap_or_default();
         }
         self.service_config = Some(config);
         self
@@ -162,10 +163,18 @@ impl ServiceOptions {
             let n = hedging.max_attempts;
             refuse(options.retry.is_some(), "hedging", "beside retry".into(), "only one of the two")?;
             refuse(n < 2, "hedging.max_attempts", n.to_string(), "2 or more")?;
+            refuse(
+                hedging.non_fatal.contains(Code::Ok),
+                "hedging.non_fatal",
+                "OK".into(),
+                "codes of failures",
+            )?;
         }
         let Some(retry) = &options.retry else { return Ok(()) };
         time("retry.attempt_timeout", retry.attempt_timeout)?;
         refuse(retry.max_attempts == Some(0), "retry.max_attempts", 0.to_string(), "1 or more")?;
+        let names_ok = retry.codes.is_some_and(|codes| codes.contains(Code::Ok));
+        refuse(names_ok, "retry.retry_on", "OK".into(), "codes of failures")?;
         if let Some(share) = retry.jitter {
             let is_share = (0.0..=1.0).contains(&share);
             refuse(!is_share, "retry.jitter", share.to_string(), "a share from 0 to 1")?;
@@ -207,8 +216,6 @@ impl MethodOptions {
 
 #[cfg(test)]
 mod tests {
-    use tonic::Code;
-
     use super::*;
     use crate::client::{HedgingPolicy, RetryPolicy};
 
@@ -233,6 +240,14 @@ mod tests {
             (ServiceOptions::new("x").safe_method("/a.B/"), "safe_method = /a.B/"),
             (of_a_method(MethodOptions::new().timeout(Duration::ZERO)), "timeout = 0ns (of /a.B/C)"),
             (retry(RetryPolicy::new().max_attempts(0)), "retry.max_attempts = 0 (of /a.B/C)"),
+            (
+                retry(RetryPolicy::new().retry_on([Code::Unavailable, Code::Ok])),
+                "retry.retry_on = OK (of /a.B/C)",
+            ),
+            (
+                of_a_method(MethodOptions::new().hedging(HedgingPolicy::new(second).non_fatal([Code::Ok]))),
+                "hedging.non_fatal = OK",
+            ),
             (retry(RetryPolicy::new().jitter(1.5)), "retry.jitter = 1.5"),
             (retry(RetryPolicy::new().jitter(f64::NAN)), "retry.jitter = NaN"),
             (retry(RetryPolicy::new().backoff(Duration::ZERO, second, 2.0)), "retry.backoff = 0ns"),
@@ -367,6 +382,14 @@ mod tests {
         assert_eq!(alone.watched_health(), Some("a.B"));
         assert_eq!(alone.health_watch("").watched_health(), Some(""));
         assert_eq!(ServiceOptions::new("x").watched_health(), None);
+    }
+
+    #[test]
+    fn of_two_service_configs_the_last_one_holds_alone() {
+        let config = |json| ServiceConfig::from_json(json).unwrap();
+        let first = config(r#"{"loadBalancingConfig": [{"round_robin": {}}]}"#);
+        let options = ServiceOptions::new("x").service_config(first).service_config(config("{}"));
+        assert_eq!(options.policy, crate::client::Policy::PickFirst);
     }
 
     #[test]

@@ -223,3 +223,10 @@ proptest! {
 fn policy_is_default(rules: &RetryRules, code: Code) -> bool {
     rules.codes.is_none() && code == Code::Unavailable
 }
+
+#[tokio::test]
+async fn the_jitter_of_a_policy_without_a_back_off_varies_our_own_pace() {
+    let retry = Retry::new(Budget::share(0.0, 1000), CallWithout::default());
+    let exactly = rules(RetryPolicy::new().jitter(0.0));
+    assert_eq!(waits(&retry, &exactly, &[LOST; 3], true), [0, 20, 32].map(Duration::from_millis));
+}

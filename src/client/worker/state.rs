@@ -45,6 +45,7 @@ impl Worker {
     pub(super) fn close(&mut self) {
         self.refuse_updates();
         self.publisher.close();
+        self.wants.close();
         self.fleet.clear().iter().for_each(|endpoint| endpoint.link().retire());
     }
 }

@@ -1,7 +1,11 @@
 //! Calls that want to go to one instance, or to another datacenter than the one in
 //! use: what they want is connected, published, and kept for a while.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
     sync::{oneshot, watch},
@@ -50,6 +54,13 @@ impl Wants {
     /// It stays connected until then, without anybody waiting for it.
     pub(super) fn keep(&mut self, aim: Aim, until: Instant) {
         self.kept.insert(aim, until);
+    }
+
+    /// Nothing is wanted any more: whoever holds the other end must not hold connections by it.
+    pub(super) fn close(&mut self) {
+        self.kept.clear();
+        self.waiting.clear();
+        self.reach.send_replace(Vec::new());
     }
 }
 
@@ -109,12 +120,35 @@ impl Worker {
             *before = reach;
             news
         });
+        let mut unknown = HashSet::new();
         for waiting in std::mem::take(&mut self.wants.waiting) {
             match self.outlook(&waiting.aim, now) {
                 // A caller that has gone needs no answer.
                 Outlook::Ready => drop(waiting.reply.send(Ok(()))),
+                Outlook::Unknown(reason) if !waiting.patient => {
+                    let _ = waiting.reply.send(Err(reason));
+                    unknown.insert(waiting.aim);
+                }
                 Outlook::Bleak(reason) if !waiting.patient => drop(waiting.reply.send(Err(reason))),
-                Outlook::Open | Outlook::Bleak(_) => self.wants.waiting.push(waiting),
+                Outlook::Open | Outlook::Bleak(_) | Outlook::Unknown(_) => self.wants.waiting.push(waiting),
+            }
+        }
+        self.forget(unknown, now);
+    }
+
+    /// What nobody knows cannot be kept connected, and callers may name ever others: each would cost every step
+    /// for as long as it was remembered. The datacenter where it was looked for goes on being asked.
+    fn forget(&mut self, mut unknown: HashSet<Aim>, now: Instant) {
+        if unknown.is_empty() {
+            return;
+        }
+        for waiting in &self.wants.waiting {
+            unknown.remove(&waiting.aim);
+        }
+        self.wants.kept.retain(|aim, _| !unknown.contains(aim));
+        for Aim { datacenter, .. } in unknown {
+            if datacenter.as_deref().is_some_and(|name| self.sources.place(name).is_some()) {
+                self.wants.keep(Aim { instance: None, datacenter }, now + KEPT_FOR);
             }
         }
     }
@@ -129,7 +163,7 @@ impl Worker {
                     let known = (0..self.sources.len()).map(|tier| &self.sources.get(tier).name);
                     let known: Vec<_> = known.map(|name| Shown(name).to_string()).collect();
                     let known = known.join(", ");
-                    return Outlook::Bleak(format!("the known datacenters are {known}"));
+                    return Outlook::Unknown(format!("the known datacenters are {known}"));
                 }
             },
         };
@@ -148,4 +182,101 @@ fn same(a: &Reach, b: &Reach) -> bool {
         endpoints.map(|it| (it.serial(), Arc::as_ptr(it.instance()))).collect::<Vec<_>>()
     };
     a.iter().map(|(name, _)| name).eq(b.iter().map(|(name, _)| name)) && connections(a) == connections(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use tokio::sync::mpsc;
+
+    use super::{super::*, *};
+    use crate::{
+        InstanceId, Snapshot,
+        client::{
+            binding::Binding, connector::TonicConnector, event, fleet::Ejection, mechanisms::FleetWithout,
+            registry::StaticList, resolver::ResolverSettings, status::ServiceStatus,
+        },
+    };
+
+    /// One that knows an instance in its own datacenter. It does not run.
+    fn worker() -> Worker {
+        let (options, service) = (Arc::new(ServiceOptions::new("counter")), Arc::<str>::from("counter"));
+        let (reporter, reports) = mpsc::unbounded_channel();
+        let status = ServiceStatus::at_start(service.clone());
+        let publisher = Publisher::new(
+            service.clone(),
+            watch::Sender::new(Binding::default()),
+            watch::Sender::new(status),
+            event::channel(),
+        );
+        let times = Duration::from_secs(1);
+        let registry = Arc::new(StaticList::new());
+        let mut worker = Worker::new(Parts {
+            connector: Arc::new(TonicConnector::new(options.clone())),
+            settings: Settings {
+                policy: options.policy,
+                spares: 0,
+                registry_order: false,
+                ejection: Ejection { first: times, at_most: times },
+                failback_after: times,
+                demote_after: times,
+                keep_warm: false,
+                panic_threshold: 50,
+                primary_only: false,
+                watches_health: false,
+                seed: 7,
+                without: FleetWithout::default(),
+            },
+            sources: Sources::new(service, registry, Others::None, ResolverSettings::default()),
+            options,
+            publisher,
+            reporter,
+            reports,
+            reach: watch::Sender::new(Vec::new()),
+            starving: Arc::new(AtomicBool::new(false)),
+            lookout: None,
+        });
+        let instances = vec![Arc::new(Instance::new("a", "127.0.0.1", 1, "dc1"))];
+        let resolved = Resolved { snapshot: Some(Snapshot { instances }), ..Resolved::default() };
+        worker.hear(0, resolved);
+        worker
+    }
+
+    fn ask(worker: &mut Worker, aim: Aim, patient: bool) -> Option<Result<(), String>> {
+        let (reply, mut answer) = oneshot::channel();
+        worker.on_report(Report::Wanted { aim, patient, reply });
+        worker.step();
+        answer.try_recv().ok()
+    }
+
+    #[tokio::test]
+    async fn what_nobody_knows_is_not_remembered_and_what_is_known_and_what_is_waited_for_are() {
+        let mut worker = worker();
+        let at = |port, datacenter: Option<&str>| Aim {
+            instance: Some(InstanceId::new("10.0.0.1", port)),
+            datacenter: datacenter.map(str::to_owned),
+        };
+        for port in 0..100 {
+            let unknown = ask(&mut worker, at(port, None), false);
+            assert_eq!(unknown, Some(Err("no such instance is known".to_owned())));
+            assert!(ask(&mut worker, at(port, Some("dc2")), false).unwrap().is_err());
+        }
+        assert!(worker.wants.kept.is_empty());
+        let own = worker.sources.get(0).name.clone();
+        for port in 0..100 {
+            assert!(ask(&mut worker, at(port, Some(&own)), false).unwrap().is_err());
+        }
+        let own = Aim { instance: None, datacenter: Some(own) };
+        assert_eq!(worker.wants.kept.keys().collect::<Vec<_>>(), [&own], "it goes on being asked");
+        let known = Aim { instance: Some(InstanceId::new("127.0.0.1", 1)), datacenter: None };
+        let (reply, _answer) = oneshot::channel();
+        let patient = Report::Wanted { aim: at(1, None), patient: true, reply };
+        worker.on_report(patient);
+        assert_eq!(ask(&mut worker, at(1, None), false).map(|it| it.is_err()), Some(true));
+        assert_eq!(ask(&mut worker, known.clone(), false), None, "it is being dialled");
+        for aim in [&at(1, None), &known] {
+            assert!(worker.wants.kept.contains_key(aim), "{aim}");
+        }
+    }
 }
