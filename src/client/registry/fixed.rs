@@ -21,13 +21,17 @@ use crate::instance::Instance;
 /// list.set("counter", [Instance::new("counter-1", "10.0.0.7", 50051, "rack-1")]);
 /// let services = Services::builder(list.clone()).service(ServiceOptions::new("counter")).build()?;
 /// let counter = services.grpc_client("counter")?;
-/// list.set("counter", [Instance::new("counter-2", "10.0.0.8", 50051, "rack-2")]);
+/// list.set("counter", [Instance::new("counter-2", "10.0.0.8", 50051, "rack-1")]);
 /// # Ok(()) }
 /// ```
 ///
 /// New calls leave an instance that is on the new list no longer as soon as one that
 /// is on it is ready; running ones finish. A list that has not been set is empty. An empty list is treated as
 /// every registry's: the old instances stay the last resort while they answer.
+///
+/// One registry is one datacenter, and is called what its first instance says. Those of another go into a list
+/// of their own, as a [fallback](crate::client::ServicesBuilder::fallback): then they are used when this one has
+/// none, and [`CallOptions::datacenter`](crate::client::CallOptions::datacenter) finds them.
 #[derive(Clone)]
 pub struct StaticList(watch::Sender<Lists>);
 
