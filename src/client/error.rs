@@ -244,6 +244,12 @@ impl CallError {
         self
     }
 
+    /// So many were made, of which this need not be the last.
+    pub(crate) fn of_attempts(mut self, made: u32) -> Self {
+        self.0.attempts = made;
+        self
+    }
+
     pub(crate) fn caused_by(mut self, cause: Arc<dyn Error + Send + Sync>) -> Self {
         self.0.status.set_source(cause);
         self

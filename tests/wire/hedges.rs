@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use h2::Reason;
 use tonic::Code;
-use tonic_failover::client::{CallErrorKind, HedgingPolicy, MethodOptions, ServiceConfig, ServiceOptions};
+use tonic_failover::client::{
+    CallError, CallErrorKind, HedgingPolicy, MethodOptions, ServiceConfig, ServiceOptions,
+};
 
 use crate::{
     common::{
@@ -251,10 +253,17 @@ async fn a_server_says_when_the_next_attempt_is_made_and_that_there_is_none() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hedges_end_at_the_deadline_together() {
     let servers = [hang().await, hang().await];
-    let Some(stage) = set(after(SHORT), &[&servers[0], &servers[1]]).await else { return };
+    let (options, failures) = observed(after(SHORT));
+    let Some(stage) = set(options, &[&servers[0], &servers[1]]).await else { return };
     let (result, took) = timed(get(stage.channel(), DEADLINE / 4)).await;
-    assert_eq!(kind(&result.unwrap_err()), CallErrorKind::DeadlineExceeded);
+    let status = result.unwrap_err();
+    assert_eq!(kind(&status), CallErrorKind::DeadlineExceeded);
+    let error = CallError::of(&status).unwrap();
+    assert!(error.attempts() == 2 && error.may_have_run(), "{error:?}");
     assert!(took < SOON, "{took:?}");
+    let mut told: Vec<_> = failures.lock().iter().map(|it| (it.attempt, it.instance.clone())).collect();
+    told.sort_unstable();
+    assert_eq!(told, [(1, Some("0".to_owned())), (2, Some("1".to_owned()))], "each is told of");
     for server in &servers {
         wait_for("both are cancelled", || server.cancelled() == 1).await;
     }

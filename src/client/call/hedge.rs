@@ -225,6 +225,13 @@ impl<'a> Hedges<'a> {
             },
             unanswered => {
                 let (setback, error) = context.judge_unanswered(unanswered, &endpoint, attempt, &self.tries);
+                if *error.kind() == CallErrorKind::DeadlineExceeded && !self.out.is_empty() {
+                    // So do the others now: the last of them is what the call came to.
+                    self.tries.ran = true;
+                    self.keep(Ending::Error(error));
+                    self.stop();
+                    return None;
+                }
                 (setback, Ending::Error(error))
             }
         };
@@ -291,7 +298,7 @@ impl<'a> Hedges<'a> {
             Ending::Answer { answer, endpoint, .. } => {
                 Ok(Answered { answer, endpoint, attempts: self.tries.made })
             }
-            Ending::Error(error) => Err(error.after(&self.tries)),
+            Ending::Error(error) => Err(error.after(&self.tries).of_attempts(self.tries.made)),
         }
     }
 
