@@ -201,8 +201,9 @@ impl ServiceOptions {
         self
     }
 
-    /// How long an attempt may be out, with nothing else heard from its
-    /// instance, before that is probed. Default: 500 ms.
+    /// How long an attempt may be out, with nothing else heard from its instance, before that is probed; one that stays
+    /// out after an answered probe waits twice as long for the next, up to 5 s, and so long a response that has begun
+    /// may be silent. Our choice: [`keep_alive`](Self::keep_alive) finds out sooner. Default: 500 ms.
     pub fn suspect_after(mut self, wait: Duration) -> Self {
         self.suspect_after = wait.min(FOR_EVER);
         self
@@ -244,8 +245,8 @@ impl ServiceOptions {
     }
 
     /// The budget for resending calls that may have run: this share of all
-    /// calls, and at least so many a second. Calls that provably never ran do
-    /// not count. Hedges do. Default: 0.2 and 100.
+    /// calls, and at least so many a second, of which those of ten seconds may be spent at once. Calls that
+    /// provably never ran do not count. Hedges do. Default: 0.2 and 100.
     pub fn retry_budget(mut self, share: f32, per_second: u32) -> Self {
         self.retry_ratio = share;
         self.retries_per_second = per_second;
@@ -272,8 +273,8 @@ impl ServiceOptions {
     }
 
     /// HTTP/2 keepalive pings every `interval`, also while idle; where one is not answered within
-    /// `timeout` the connection is given up. Nothing here needs them: a silent
-    /// instance is probed. They keep middleboxes from forgetting idle connections.
+    /// `timeout` the connection is given up. Unary calls do not need them: a silent instance is probed. A silent
+    /// stream is looked after every 5 s only. They keep middleboxes from forgetting idle connections.
     ///
     /// Mind the servers, which police them (gRFC A8). grpc-go's `keepalive.EnforcementPolicy` and
     /// grpc-java's `permitKeepAliveTime` allow one ping in 5 minutes, and none without a call (grpc-go:
