@@ -47,6 +47,8 @@ mod methods;
 mod misspelt;
 mod options;
 mod outcome;
+#[cfg(test)]
+mod plays;
 mod policy;
 mod primary;
 mod recording;

@@ -11,21 +11,28 @@ struct Bench {
     conns: u32,
 }
 
-fn settings() -> Settings {
-    Settings {
-        policy: Policy::PickFirst,
-        spares: 1,
-        registry_order: true,
-        ejection: Ejection { first: Duration::from_millis(500), at_most: Duration::from_secs(30) },
-        failback_after: Duration::from_secs(5),
-        demote_after: Duration::from_secs(4),
-        keep_warm: false,
-        panic_threshold: 50,
-        primary_only: false,
-        watches_health: false,
-        seed: 7,
-        without: FleetWithout::default(),
+impl Settings {
+    /// Those that tests have, where they want none other.
+    pub(crate) fn of_tests() -> Self {
+        Self {
+            policy: Policy::PickFirst,
+            spares: 1,
+            registry_order: true,
+            ejection: Ejection { first: Duration::from_millis(500), at_most: Duration::from_secs(30) },
+            failback_after: Duration::from_secs(5),
+            demote_after: Duration::from_secs(4),
+            keep_warm: false,
+            panic_threshold: 50,
+            primary_only: false,
+            watches_health: false,
+            seed: 7,
+            without: FleetWithout::default(),
+        }
     }
+}
+
+fn settings() -> Settings {
+    Settings::of_tests()
 }
 
 fn ms(n: u64) -> Duration {

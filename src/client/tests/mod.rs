@@ -14,10 +14,7 @@ use std::{
 
 use futures_util::{FutureExt, future::BoxFuture};
 use parking_lot::Mutex;
-use proptest::{
-    prelude::*,
-    test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner},
-};
+use proptest::prelude::*;
 use tokio::{
     runtime::Handle,
     task::JoinSet,
@@ -37,6 +34,7 @@ use super::{
     datacenters::Fallback,
     fleet::{Ejection, Settings},
     mechanisms::{CallMechanism, CallWithout, FleetWithout},
+    plays::Cases,
     registry::StaticList,
     resolver::ResolverSettings,
     services::{Running, Start},
@@ -160,17 +158,11 @@ impl Play {
         let options = Arc::new(options(setup));
         let settings = Settings {
             policy: setup.policy,
-            spares: 1,
             registry_order: false,
             ejection: Ejection { first: options.eject_for, at_most: options.eject_at_most },
-            failback_after: Duration::from_secs(5),
-            demote_after: Duration::from_secs(4),
-            keep_warm: false,
             panic_threshold: options.traffic.panic_threshold,
-            primary_only: false,
-            watches_health: false,
-            seed: 7,
             without: off.fleet,
+            ..Settings::of_tests()
         };
         let registry = Arc::new(list.clone());
         let start = Start {
@@ -406,21 +398,11 @@ fn steps(trouble: Option<Mood>) -> impl Strategy<Value = (Setup, Vec<Step>)> {
     (setup, prop::collection::vec(step, 1..30))
 }
 
-/// Plays many times over, by cases that are the same each time, or by `others`. An error tells the
-/// rule that was broken.
-fn play(cases: u32, others: bool, off: Off, only: Option<Rule>) -> Result<(), String> {
-    let config = Config {
-        cases,
-        failure_persistence: None,
-        // What is to fail need not fail shortly.
-        max_shrink_iters: if only.is_some() { 0 } else { 1000 },
-        ..Config::default()
-    };
-    let mut runner = match others {
-        false => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
-        true => TestRunner::new(config),
-    };
-    let result = runner.run(&steps(off.trouble), |(setup, steps)| {
+/// Plays many times over. An error tells the rule that was broken.
+fn play(cases: Cases, off: Off, only: Option<Rule>) -> Result<(), String> {
+    // What is to fail need not fail shortly.
+    let shrinks = if only.is_some() { 0 } else { 1000 };
+    cases.try_out(shrinks, &steps(off.trouble), |(setup, steps)| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
         runtime.expect("a runtime").block_on(async {
             let mut play = Play::begin(setup, off, only);
@@ -429,18 +411,12 @@ fn play(cases: u32, others: bool, off: Off, only: Option<Rule>) -> Result<(), St
             }
             play.end().await
         })
-    });
-    result.map_err(|error| match error {
-        TestError::Fail(reason, case) => format!("{reason}\n{case:#?}"),
-        TestError::Abort(reason) => panic!("{reason}"),
     })
 }
 
 #[test]
 fn whatever_fails_calls_end_as_they_must_and_none_runs_that_must_not() {
-    // So many others, where somebody wants to search for what is not known yet.
-    let others: Option<u32> = std::env::var("PLAYS").ok().map(|text| text.parse().expect("a number"));
-    if let Err(broken) = play(others.unwrap_or(100), others.is_some(), Off::default(), None) {
+    if let Err(broken) = play(Cases::fixed_or_searched(100), Off::default(), None) {
         panic!("{broken}");
     }
 }
@@ -467,7 +443,7 @@ fn each_rule_of_calls_is_broken_without_its_mechanism() {
         (call(CallMechanism::Unseen, Mood::DiesBefore), Rule::Unseen),
         (call(CallMechanism::Unseen, Mood::Refuses), Rule::Unseen),
     ] {
-        let broken = play(300, false, off, Some(rule));
+        let broken = play(Cases::fixed(300), off, Some(rule));
         let broken = broken.expect_err(&format!("{rule:?} holds without its mechanism: {off:?}"));
         println!("{}", broken.lines().next().unwrap_or_default());
     }

@@ -8,10 +8,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use proptest::{
-    prelude::*,
-    test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner},
-};
+use proptest::prelude::*;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::transport;
@@ -27,6 +24,7 @@ use crate::{
         fleet::Ejection,
         mechanisms::FleetWithout,
         options::Policy,
+        plays::Cases,
         registry::StaticList,
         resolver::ResolverSettings,
         status::ServiceStatus,
@@ -252,17 +250,11 @@ impl Play {
         let first = if off.rest { Duration::ZERO } else { FIRST_REST };
         let settings = Settings {
             policy,
-            spares: 1,
             registry_order: false,
             ejection: Ejection { first, at_most: first * 60 },
-            failback_after: Duration::from_secs(5),
-            demote_after: Duration::from_secs(4),
-            keep_warm: false,
             panic_threshold: if off.panic { 0 } else { 50 },
-            primary_only: false,
-            watches_health: false,
-            seed: 7,
             without: off.fleet,
+            ..Settings::of_tests()
         };
         let registry = Arc::new(list.clone());
         let sources = Sources::new(service.clone(), registry, Others::None, ResolverSettings::default());
@@ -459,21 +451,11 @@ fn steps() -> impl Strategy<Value = (Policy, Vec<Step>)> {
     (policy, proptest::collection::vec(step, 1..30))
 }
 
-/// Plays many times over, by cases that are the same each time, or by `others`. An error tells the rule that was
-/// broken.
-fn play(cases: u32, others: bool, off: Off, only: Option<Rule>) -> Result<(), String> {
-    let config = Config {
-        cases,
-        failure_persistence: None,
-        // What is to fail need not fail shortly.
-        max_shrink_iters: if only.is_some() { 0 } else { 2000 },
-        ..Config::default()
-    };
-    let mut runner = match others {
-        false => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
-        true => TestRunner::new(config),
-    };
-    let result = runner.run(&steps(), |(policy, steps)| {
+/// Plays many times over. An error tells the rule that was broken.
+fn play(cases: Cases, off: Off, only: Option<Rule>) -> Result<(), String> {
+    // What is to fail need not fail shortly.
+    let shrinks = if only.is_some() { 0 } else { 2000 };
+    cases.try_out(shrinks, &steps(), |(policy, steps)| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
         runtime.expect("a runtime").block_on(async {
             let mut play = Play::begin(policy, off, only);
@@ -482,18 +464,12 @@ fn play(cases: u32, others: bool, off: Off, only: Option<Rule>) -> Result<(), St
             }
             Ok(())
         })
-    });
-    result.map_err(|error| match error {
-        TestError::Fail(reason, steps) => format!("{reason}\n{steps:#?}"),
-        TestError::Abort(reason) => panic!("{reason}"),
     })
 }
 
 #[test]
 fn whatever_fails_the_set_is_not_empty_and_the_ejected_are_left_alone_and_probed() {
-    // So many others, where somebody wants to search for what is not known yet.
-    let others: Option<u32> = std::env::var("PLAYS").ok().map(|text| text.parse().expect("a number"));
-    if let Err(broken) = play(others.unwrap_or(150), others.is_some(), Off::default(), None) {
+    if let Err(broken) = play(Cases::fixed_or_searched(150), Off::default(), None) {
         panic!("{broken}");
     }
 }
@@ -509,8 +485,8 @@ fn each_rule_is_broken_without_its_mechanism() {
         (Off { rest: true, ..Off::default() }, Rule::LeftAlone),
         (Off { panic: true, ..Off::default() }, Rule::EnoughStay),
     ] {
-        let broken =
-            play(500, false, off, Some(rule)).expect_err(&format!("{rule:?} holds without its mechanism"));
+        let broken = play(Cases::fixed(500), off, Some(rule))
+            .expect_err(&format!("{rule:?} holds without its mechanism"));
         println!("{}", broken.lines().next().unwrap_or_default());
     }
 }

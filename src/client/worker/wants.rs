@@ -194,8 +194,8 @@ mod tests {
     use crate::{
         InstanceId, Snapshot,
         client::{
-            binding::Binding, connector::TonicConnector, event, fleet::Ejection, mechanisms::FleetWithout,
-            registry::StaticList, resolver::ResolverSettings, status::ServiceStatus,
+            binding::Binding, connector::TonicConnector, event, registry::StaticList,
+            resolver::ResolverSettings, status::ServiceStatus,
         },
     };
 
@@ -210,24 +210,10 @@ mod tests {
             watch::Sender::new(status),
             event::channel(),
         );
-        let times = Duration::from_secs(1);
         let registry = Arc::new(StaticList::new());
         let mut worker = Worker::new(Parts {
             connector: Arc::new(TonicConnector::new(options.clone())),
-            settings: Settings {
-                policy: options.policy,
-                spares: 0,
-                registry_order: false,
-                ejection: Ejection { first: times, at_most: times },
-                failback_after: times,
-                demote_after: times,
-                keep_warm: false,
-                panic_threshold: 50,
-                primary_only: false,
-                watches_health: false,
-                seed: 7,
-                without: FleetWithout::default(),
-            },
+            settings: Settings { spares: 0, ..Settings::of_tests() },
             sources: Sources::new(service, registry, Others::None, ResolverSettings::default()),
             options,
             publisher,
