@@ -284,10 +284,9 @@ async fn connections_that_somebody_else_holds_fail_no_call() {
     let hog = Hog::at(consul.http_addr());
     until(&stage.client, "all are held", |_| hog.full.load(Ordering::Relaxed)).await;
     // One is ours while we keep it. Who asks afresh needs another, and loses both;
-    // but may be faster than the hog at the one that was given up, now or when it looks like it is lost.
-    let told = || stage.client.status().to_string().contains("http_max_conns_per_client");
+    // but may be faster than the hog at the one that was given up, and have it again soon after.
     let ask = async {
-        while !told() {
+        while !stage.is_lost("http_max_conns_per_client") {
             stage.client.consul_service().update_grpc_client("counter").await.unwrap();
             stage.callers.go_on_for(64).await;
         }

@@ -35,12 +35,14 @@ impl Stage {
 
     /// Waits until the registry counts as lost, and the calls go on.
     pub(crate) async fn lost(&self, reason: &str) {
-        until(&self.client, reason, |c| {
-            let line = c.status().to_string();
-            line.contains("dc1 stale for ") && line.contains(reason)
-        })
-        .await;
+        until(&self.client, reason, |_| self.is_lost(reason)).await;
         self.callers.go_on_for(64).await;
+    }
+
+    /// Whether it does, for now.
+    pub(crate) fn is_lost(&self, reason: &str) -> bool {
+        let line = self.client.status().to_string();
+        line.contains("dc1 stale for ") && line.contains(reason)
     }
 
     /// Waits until the registry counts as well again, and the calls go on.
